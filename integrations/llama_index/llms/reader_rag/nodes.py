@@ -1,0 +1,63 @@
+"""LlamaIndex nodes to chunks and back."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, TextNode
+
+from reader_rag import Chunk
+from reader_rag.errors import SettingsError
+
+
+def chunks_from(documents: object) -> tuple[Chunk, ...]:
+    """Chunks to draft from, out of nodes, scored nodes, chunks, strings, or one of these.
+
+    A node gives its bare text under its own id and, where metadata changes it, also the text that
+    synthesizers put in the prompt.
+
+    Raises:
+        SettingsError: a document is none of these.
+    """
+    if documents is None:
+        return ()
+    if isinstance(documents, str | Chunk | BaseNode | NodeWithScore | Mapping):
+        documents = (documents,)
+    if not isinstance(documents, Iterable):
+        raise SettingsError(
+            f"documents= got a {type(documents).__name__}: pass a list of nodes, chunks or strings"
+        )
+    return tuple(chunk for document in documents for chunk in _chunks_of(document))
+
+
+def node_from(chunk: Chunk) -> TextNode:
+    """The chunk as a node with the same id, text and metadata."""
+    # A store notes where a chunk starts in its file: an offset helps the program, not the model.
+    offsets = [key for key in ("start",) if isinstance(chunk.metadata.get(key), int)]
+    return TextNode(
+        id_=chunk.id,
+        text=chunk.text,
+        metadata=dict(chunk.metadata),
+        excluded_llm_metadata_keys=offsets,
+        excluded_embed_metadata_keys=offsets,
+    )
+
+
+def _chunks_of(document: Any) -> list[Chunk]:
+    if isinstance(document, Chunk):
+        return [document]
+    if isinstance(document, str):
+        return [Chunk.from_text(document)] if document else []
+    if isinstance(document, Mapping) and isinstance(document.get("text"), str):
+        return _chunks_of(document["text"])
+    node = document.node if isinstance(document, NodeWithScore) else document
+    if not isinstance(node, BaseNode):
+        raise SettingsError(
+            f"cannot draft from a {type(document).__name__}: "
+            "documents are LlamaIndex nodes, reader_rag chunks or strings"
+        )
+    bare = node.get_content(metadata_mode=MetadataMode.NONE)
+    prompted = node.get_content(metadata_mode=MetadataMode.LLM)
+    chunks = [Chunk(node.node_id, bare, node.metadata)] if bare else []
+    if prompted and prompted != bare:
+        chunks.append(Chunk.from_text(prompted, {"node_id": node.node_id}))
+    return chunks

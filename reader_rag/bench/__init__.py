@@ -1,0 +1,1 @@
+"""Measurements: what drafting brings on this machine, on these documents."""

@@ -1,0 +1,48 @@
+"""`reader-rag bench`: the subcommands and their options."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+
+def add_parser(subparsers: Any) -> None:
+    """Registers `bench` and its subcommands; each sets `run`, a function of the parsed arguments that returns an exit code."""
+    bench = subparsers.add_parser("bench", help="measure speed on this machine", description="Measurements on this machine.")
+    kinds = bench.add_subparsers(dest="kind", required=True, metavar="KIND")
+    one = kinds.add_parser(
+        "speed",
+        help="READER beside transformers' generate on real questions",
+        description=(
+            "Runs every question through transformers' generate, its prompt lookup, our engine with drafting off, and READER, "
+            "in turns in one process. Learned statistics start empty and are not saved. Run it on a quiet machine."
+        ),
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    one.add_argument("--data", required=True, metavar="FILE", help="JSON lines of questions")
+    one.add_argument("--set", dest="only", metavar="NAME", help="only this set, e.g. rag")
+    one.add_argument("--limit", type=int, metavar="N", help="the first N questions")
+    one.add_argument("--max-tokens", type=int, default=128, metavar="N", help="tokens per answer")
+    one.add_argument("--width", type=int, metavar="W", help="tokens of a pass (measured when left out)")
+    one.add_argument("--dtype", default="auto", metavar="D", help="float32, bfloat16, float16 or auto")
+    one.add_argument("--model", metavar="M", help="hub id, folder or .gguf file; the demo model when left out")
+    one.add_argument("--json", action="store_true", help="one JSON document as the last line of stdout")
+    one.set_defaults(run=_speed)
+
+
+def _speed(args: argparse.Namespace) -> int:
+    from reader_rag.bench.speed import report, speed
+    from reader_rag.reader import Reader
+    from reader_rag.settings import Drafting, Sampling
+
+    Sampling(max_tokens=args.max_tokens)  # refuses a bad --max-tokens before the model loads
+    reader = Reader.load(
+        args.model, dtype=args.dtype, width=args.width, drafting=Drafting(persist=False), progress=True
+    )
+    result = speed(reader, args.data, only=args.only, limit=args.limit, max_tokens=args.max_tokens)
+    print(report(result), file=sys.stderr)
+    if args.json:
+        print(json.dumps(result))
+    return 0

@@ -1,0 +1,66 @@
+"""Benchmark rows: questions with their passages, read from JSON lines."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reader_rag.errors import SettingsError
+from reader_rag.store.chunk import Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One question: the messages that are put to the model and the chunks that were retrieved for it."""
+
+    id: str
+    set: str
+    messages: tuple[dict[str, str], ...]
+    chunks: tuple[Chunk, ...]
+
+
+def read_rows(file: str | Path, *, only: str | None = None, limit: int | None = None) -> list[Row]:
+    """Rows of a JSON-lines file: {"id", "set", "question", "messages"?, "passages": [{"id", "title", "text"}]}.
+
+    `only` keeps the sets whose name is it or ends in "/" + it. Raises SettingsError naming the line that cannot be used.
+    """
+    path = Path(file)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} cannot be read ({error}); pass a JSON-lines file of questions") from error
+    rows, sets = [], set()
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        row = _row(line, f"{path}:{number}")
+        sets.add(row.set)
+        if only is None or row.set == only or row.set.endswith(f"/{only}"):
+            rows.append(row)
+    if not rows:
+        known = ", ".join(sorted(sets)) or "none"
+        raise SettingsError(f"{path} has no rows of the set {only!r}; its sets are: {known}" if only else f"{path} has no rows")
+    return rows[:limit]
+
+
+def _row(line: str, where: str) -> Row:
+    try:
+        raw: dict[str, Any] = json.loads(line)
+        chunks = tuple(
+            Chunk(id=str(p.get("id", i)), text=p["text"], metadata={"title": p.get("title", "")})
+            for i, p in enumerate(raw.get("passages") or [])
+            if p["text"]
+        )
+        messages = tuple({"role": m["role"], "content": m["content"]} for m in raw.get("messages") or [])
+        question = raw["question"]
+        if not isinstance(question, str) or not question.strip():
+            raise ValueError("its question is empty")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SettingsError(f"{where} is not a question row ({type(error).__name__}: {error})") from error
+    earlier = messages[:-1] if messages else ()
+    if chunks:
+        context = "\n\n".join(chunk.text for chunk in chunks)
+        question = f"Answer the question from the context.\n\nContext:\n{context}\n\nQuestion: {question}"
+    return Row(str(raw.get("id", where)), str(raw.get("set", "")), (*earlier, {"role": "user", "content": question}), chunks)

@@ -1,0 +1,76 @@
+"""The `chunks` source: the request's own chunks, then the scope's recent ones; hard evidence, chunk by chunk."""
+
+from collections.abc import Iterable, Sequence
+from math import exp
+
+from reader_rag.draft.pool import ChunkIndex, ChunkPool, as_sequences
+from reader_rag.draft.source import Array, Evidence, Row
+
+LONGEST = 8  # longer matches count as this long
+MATCHES = 16  # matches that are followed in each index: the longest-lived, then the latest
+STEP = 0.9  # a match one token longer weighs exp(STEP) times as much
+OWN = 2.0  # a match in the request's own chunks weighs this many times one in the pool
+TRUST = (0.0, 0.0, 0.35, 0.50, 0.60, 0.65, 0.75, 0.80, 0.90)  # by match length
+
+_SHARE = tuple(exp(-STEP * shorter) for shorter in range(LONGEST + 1))
+
+Matches = dict[int, int]  # place in a ChunkIndex -> length of the match
+State = tuple[int, tuple[Matches, ...]]  # last token, and the matches in each index
+
+
+class ChunkSource:
+    """Continues the chunks that a tail of at least two tokens stands in; never from one chunk into another."""
+
+    name = "chunks"
+
+    def __init__(self, arrays: Iterable[Array], pool: ChunkPool | None = None) -> None:
+        own = ChunkIndex()
+        for tokens in as_sequences(arrays):
+            own.add(tokens)
+        self._indexes = (own,) if pool is None else (own, pool.index)
+        self._state: State = (-1, tuple({} for _ in self._indexes))
+
+    def observe(self, tokens: Sequence[int], rows: Sequence[Row | None], prompt: bool) -> None:
+        # A prompt's matches matter by its end alone: LONGEST tokens before it tell all that predict() can tell apart.
+        for token in tokens[-LONGEST - 1 :] if prompt else tokens:
+            self._state = self.advance(self._state, token)
+
+    def observe_branch(self, context: Sequence[int], row: Row) -> None:
+        """Chunks are hard evidence."""
+
+    def root(self) -> State:
+        return self._state
+
+    def advance(self, state: State, token: int) -> State:
+        before, tracked = state
+        moved = []
+        for index, old in zip(self._indexes, tracked, strict=True):
+            new = {place + 1: length + 1 for place, length in old.items() if index.following(place) == token}
+            if len(new) < MATCHES:
+                for place in index.find(before, token)[: MATCHES - len(new)]:
+                    new.setdefault(place, 2)
+            moved.append(new)
+        return token, tuple(moved)
+
+    def predict(self, state: State) -> list[Evidence]:
+        found: list[tuple[int, int, float]] = []  # (next token, match length, weight)
+        weight = OWN
+        longest = 0
+        for index, matches in zip(self._indexes, state[1], strict=True):
+            for place, length in matches.items():
+                token = index.following(place)
+                if token is not None:
+                    length = min(length, LONGEST)
+                    longest = max(longest, length)
+                    found.append((token, length, weight))
+            weight = 1.0
+        if not found:
+            return []
+        shares: dict[int, float] = {}
+        total = 0.0
+        for token, length, weight in found:
+            weight *= _SHARE[longest - length]
+            total += weight
+            shares[token] = shares.get(token, 0.0) + weight
+        hard = {token: share / total for token, share in shares.items()}
+        return [Evidence(TRUST[longest], longest, hard, [])]

@@ -1,0 +1,127 @@
+"""Drafter: what one request proposes to the verifier, and what it learns from the verdicts."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reader_rag.draft.chunks import ChunkSource
+from reader_rag.draft.context import ContextSource
+from reader_rag.draft.guard import GuardedSource
+from reader_rag.draft.mixture import Mixture, Node
+from reader_rag.draft.ngrams import NgramSource, NgramTable
+from reader_rag.draft.pool import ChunkPool
+from reader_rag.draft.source import Array, Row, Source
+from reader_rag.draft.tree import Draft, grow
+
+LEAST_PROB = 0.03  # predictions below this are not kept as soft evidence
+
+
+class Drafter:
+    """The drafts of one request, from all its sources at once. Knows token ids only.
+
+    `forbidden` tokens (control tokens) are never drafted, whatever a source says.
+    """
+
+    def __init__(self, sources: Sequence[Source], *, forbidden: frozenset[int] = frozenset()) -> None:
+        self.source_names: tuple[str, ...] = tuple(source.name for source in sources)
+        self._guarded = [GuardedSource(source) for source in sources]
+        self._mixture = Mixture(self._guarded, forbidden)
+        self._drafted: dict[tuple[int, int], tuple[int, Node]] = {}  # (parent, token) -> (node, its state)
+        self._root: Node | None = None
+
+    def observe_prompt(
+        self,
+        tokens: Sequence[int],
+        top_ids: NDArray[np.integer[Any]] | None,
+        top_probs: NDArray[np.floating[Any]] | None,
+    ) -> None:
+        """Takes the prompt. Row i of top_ids/top_probs [m <= n, k] is the model's prediction after tokens[i]."""
+        rows: list[Row | None] = [None] * len(tokens)
+        if top_ids is not None and top_probs is not None:
+            # The prediction after the last token belongs to the first token of the output, which comes with its own.
+            known = len(tokens) - 1
+            given = zip(top_ids[:known].tolist(), top_probs[:known].tolist(), strict=True)
+            for position, (ids, probs) in enumerate(given, start=1):
+                rows[position] = _row(ids, probs)
+        for source in self._mixture.sources:
+            source.observe(tokens, rows, True)
+        self._forget_draft()
+
+    def observe(self, tokens: Sequence[int], top_ids: list[list[int]], top_probs: list[list[float]]) -> None:
+        """Takes newly committed tokens; row j is the prediction that tokens[j] was chosen from."""
+        if self._root is not None:
+            node, parent = self._root, -1
+            for token in tokens:
+                self._mixture.learn(node, token)
+                child = self._drafted.get((parent, token))
+                if child is None:
+                    break
+                parent, node = child
+        rows = [_row(ids, probs) for ids, probs in zip(top_ids, top_probs, strict=True)]
+        for source in self._mixture.sources:
+            source.observe(tokens, rows, False)
+        self._forget_draft()
+
+    def observe_branch(self, context: Sequence[int], top_ids: list[int], top_probs: list[float]) -> None:
+        """Takes the model's prediction after the committed sequence and `context`, a path that was not committed."""
+        row = _row(top_ids, top_probs)
+        for source in self._mixture.sources:
+            source.observe_branch(context, row)
+
+    def draft(self, pending: Sequence[int], limit: int, chain_limit: int) -> Draft:
+        """Returns what is likely to follow: at most `limit` nodes, at most `chain_limit` of them in the main chain.
+
+        `pending` tokens lead the tree: a side branch of the pass before found them.
+        """
+        mixture = self._mixture
+        self._root = root = mixture.root()
+        tree = grow(root, mixture.predict, mixture.advance, limit, chain_limit, pending)
+        edges = zip(tree.parents, tree.tokens, strict=True)
+        self._drafted = {edge: (node, tree.states[node]) for node, edge in enumerate(edges)}
+        origins = [
+            mixture.origin(tree.states[parent] if parent >= 0 else root, token)
+            for parent, token in zip(tree.parents, tree.tokens, strict=True)
+        ]
+        return Draft(tree.tokens, tree.parents, tree.probs, origins, tree.chain)
+
+    def dropped(self) -> dict[str, str]:
+        """The sources that raised in this request, and what."""
+        return {source.name: source.error for source in self._guarded if source.error is not None}
+
+    def _forget_draft(self) -> None:
+        self._root = None
+        self._drafted = {}
+
+
+def _row(ids: Sequence[int], probs: Sequence[float]) -> Row:
+    return Row([(token, prob) for token, prob in zip(ids, probs, strict=True) if prob >= LEAST_PROB])
+
+
+def make_drafter(
+    names: Sequence[str],
+    *,
+    chunk_tokens: Sequence[Array] = (),
+    pool: ChunkPool | None = None,
+    ngrams: NgramTable | None = None,
+    extra_sources: Sequence[Source] = (),
+    forbidden: frozenset[int] = frozenset(),
+) -> Drafter:
+    """Builds the Drafter of one request from the names of its sources.
+
+    `chunk_tokens` are the request's own chunks, each tokenization a sequence of its own; `pool` and `ngrams` are the
+    scope's shared state. Raises ValueError for a name that no source has.
+    """
+    builders: dict[str, Callable[[], Source]] = {
+        "context": ContextSource,
+        "chunks": lambda: ChunkSource(chunk_tokens, pool),
+        "ngrams": lambda: NgramSource(NgramTable() if ngrams is None else ngrams),
+    }
+    extra = {source.name: source for source in extra_sources}
+    known = [*builders, *extra]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(f"unknown source {', '.join(map(repr, unknown))}: choose from {', '.join(known)}")
+    sources = [extra[name] if name in extra else builders[name]() for name in dict.fromkeys(names)]
+    return Drafter(sources, forbidden=forbidden)

@@ -1,0 +1,287 @@
+"""The `ngrams` source: the target model's own n-gram statistics over all requests of a scope, saved with the model."""
+
+import logging
+import os
+import tempfile
+import zipfile
+import zlib
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reader_rag.draft.source import Evidence, Row
+
+T = TypeVar("T")
+
+log = logging.getLogger("reader_rag")
+
+ORDERS = 4  # contexts of 1 to 4 tokens
+BRANCH_ORDERS = 2  # a branch was not committed: only its last tokens are worth learning from
+TRUST = (0.0, 0.50, 0.75, 0.88, 0.93)  # by order, for contexts that were seen very often
+DOUBT = 0.5  # a context seen n times keeps n / (n + DOUBT) of that
+LATEST = 4  # predictions kept per context
+TURNS = 32  # contexts that one eviction may spare before it must drop one
+FORMAT = 1
+
+# What CPython takes, rounded up: a test compares the sum with tracemalloc.
+_ENTRY_BYTES = 300
+_ROW_BYTES = 480
+_FOLLOWER_BYTES = 60
+
+# (sightings, latest predictions); never changed in place, so reading needs no lock
+Entry = tuple[float, tuple[Row, ...]]
+State = tuple[int, ...]
+
+
+def _pack(context: Sequence[int]) -> int:
+    """One exact integer per context: 32 bits a token, oldest token highest."""
+    key = 0
+    for token in context:
+        key = key << 32 | token
+    return key
+
+
+def _row_bytes(row: Row) -> int:
+    return _ROW_BYTES + _FOLLOWER_BYTES * len(row)
+
+
+class NgramTable:
+    """The latest predictions after every context of 1 to 4 tokens, for one model and one scope; shared by its requests.
+
+    At most `limit` bytes: the context that was added longest ago goes first, but one that was seen again meanwhile
+    stays for another turn with half its sightings (the clock rule).
+    """
+
+    def __init__(self, limit: int = 64 << 20) -> None:
+        self.limit = limit
+        self._tables: tuple[dict[int, Entry], ...] = tuple({} for _ in range(ORDERS))
+        self._turns: tuple[deque[int], ...] = tuple(deque() for _ in range(ORDERS))
+        self._holders: dict[Row, int] = {}  # a row is shared by all contexts that end at its position
+        self._bytes = 0
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._tables))
+
+    @property
+    def nbytes(self) -> int:
+        """Estimated memory of all entries."""
+        return self._bytes
+
+    def add(self, contexts: Sequence[Sequence[int]], rows: Sequence[Row], orders: int = ORDERS) -> None:
+        """Learns that after the last tokens of contexts[j] the model expected rows[j]."""
+        with self._lock:
+            for context, row in zip(contexts, rows, strict=True):
+                if row:
+                    self._add(context, row, orders)
+            while self._bytes > self.limit and self._evict():
+                pass
+
+    def _add(self, context: Sequence[int], row: Row, orders: int) -> None:
+        key = 0
+        fresh: Entry = (1.0, (row,))  # one object for all orders that see their context for the first time
+        held = 0
+        for order in range(min(orders, len(context))):
+            key |= context[-1 - order] << (32 * order)
+            table = self._tables[order]
+            entry = table.get(key)
+            held += 1
+            if entry is None:
+                table[key] = fresh
+                self._turns[order].append(key)
+                self._bytes += _ENTRY_BYTES
+                continue
+            seen, rows = entry
+            if len(rows) == LATEST:
+                self._release(rows[-1])
+                rows = rows[:-1]
+            table[key] = seen + 1.0, (row, *rows)
+        self._hold(row, held)
+
+    def _hold(self, row: Row, times: int) -> None:
+        holders = self._holders.get(row, 0)
+        if not holders:
+            self._bytes += _row_bytes(row)
+        self._holders[row] = holders + times
+
+    def _release(self, row: Row) -> None:
+        holders = self._holders[row] - 1
+        if holders:
+            self._holders[row] = holders
+        else:
+            del self._holders[row]
+            self._bytes -= _row_bytes(row)
+
+    def _evict(self) -> bool:
+        """Drops one context, of the order that holds most; False where nothing is left."""
+        order = max(range(ORDERS), key=lambda o: len(self._turns[o]))
+        table, turns = self._tables[order], self._turns[order]
+        for turn in range(TURNS if turns else 0):
+            key = turns.popleft()
+            seen, rows = table[key]
+            if seen >= 2.0 and turn < TURNS - 1:
+                table[key] = seen / 2.0, rows
+                turns.append(key)
+                continue
+            del table[key]
+            self._bytes -= _ENTRY_BYTES
+            for row in rows:
+                self._release(row)
+            return True
+        return False
+
+    def lookup(self, context: Sequence[int]) -> list[tuple[int, float, tuple[Row, ...]]]:
+        """(order, sightings, latest predictions) of the known suffixes of `context`, the longest first."""
+        found = []
+        key = 0
+        for order in range(min(ORDERS, len(context))):
+            key |= context[-1 - order] << (32 * order)
+            entry = self._tables[order].get(key)
+            if entry is not None:
+                found.append((order + 1, *entry))
+        found.reverse()
+        return found
+
+    def save(self, path: str | os.PathLike[str], key: str) -> None:
+        """Writes the table to `path` (.npz, no pickle), whole or not at all; `key` names the model it belongs to."""
+        with self._lock:
+            copies = [[(context, *table[context]) for context in turns] for table, turns in self._queues()]
+        numbers: dict[Row, int] = {}
+        arrays: dict[str, Any] = {"format": np.int64(FORMAT), "key": np.array(key)}
+        for order, entries in enumerate(copies, start=1):
+            packed = b"".join(context.to_bytes(4 * order, "big") for context, _, _ in entries)
+            arrays[f"contexts{order}"] = np.frombuffer(packed, ">i4").reshape(-1, order).astype(np.int32)
+            arrays[f"seen{order}"] = np.array([seen for _, seen, _ in entries], np.float32)
+            arrays[f"kept{order}"] = np.array([len(rows) for _, _, rows in entries], np.int32)
+            flat = [numbers.setdefault(row, len(numbers)) for _, _, rows in entries for row in rows]
+            arrays[f"rows{order}"] = np.array(flat, np.int32)
+        arrays["lengths"] = np.array([len(row) for row in numbers], np.int32)
+        arrays["tokens"] = np.array([token for row in numbers for token in row], np.int32)
+        arrays["probs"] = np.array([prob for row in numbers for prob in row.values()], np.float32)
+
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                np.savez_compressed(file, **arrays)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(name, path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], key: str, limit: int = 64 << 20) -> "NgramTable":
+        """Reads what `save` wrote; empty where there is no file, or one of another model or format.
+
+        A damaged file is renamed to *.bad, with a warning: a cache must never stop a reader from starting.
+        """
+        path = Path(path)
+        if not path.exists():
+            return cls(limit)
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                if int(arrays["format"]) != FORMAT or str(arrays["key"]) != key:
+                    log.warning("n-grams in %s belong to another model or version: starting empty", path)
+                    return cls(limit)
+                return cls._restore({name: arrays[name] for name in arrays.files}, limit)
+        except (OSError, ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            aside = path.with_name(path.name + ".bad")
+            log.warning(
+                "n-grams in %s cannot be read (%s): starting empty, file kept as %s", path, error, aside.name
+            )
+            with suppress(
+                OSError
+            ):  # an unwritable folder: the file stays where it is, and save() will say so
+                os.replace(path, aside)
+            return cls(limit)
+
+    @classmethod
+    def _restore(cls, arrays: dict[str, NDArray[Any]], limit: int) -> "NgramTable":
+        self = cls(limit)
+        tokens, probs = arrays["tokens"].tolist(), arrays["probs"].tolist()
+        rows = [
+            Row(pairs) for pairs in _cut(list(zip(tokens, probs, strict=True)), arrays["lengths"].tolist())
+        ]
+        for order, (table, turns) in enumerate(self._queues(), start=1):
+            contexts = [_pack(context) for context in arrays[f"contexts{order}"].tolist()]
+            kept = _cut(
+                [rows[number] for number in arrays[f"rows{order}"].tolist()], arrays[f"kept{order}"].tolist()
+            )
+            for context, seen, latest in zip(contexts, arrays[f"seen{order}"].tolist(), kept, strict=True):
+                table[context] = seen, tuple(latest)
+                turns.append(context)
+                self._bytes += _ENTRY_BYTES
+                for row in latest:
+                    self._hold(row, 1)
+        while self._bytes > self.limit and self._evict():
+            pass
+        return self
+
+    def _queues(self) -> list[tuple[dict[int, Entry], deque[int]]]:
+        """Table and eviction queue of each order: the queue holds exactly the table's contexts."""
+        return list(zip(self._tables, self._turns, strict=True))
+
+
+def _cut(items: Sequence[T], lengths: Sequence[int]) -> list[Sequence[T]]:
+    """Consecutive pieces of the given lengths, which must use up all items."""
+    pieces = []
+    start = 0
+    for length in lengths:
+        pieces.append(items[start : start + length])
+        start += length
+    if start != len(items):
+        raise ValueError(f"{len(items)} items, but lengths that sum to {start}")
+    return pieces
+
+
+class NgramSource:
+    """One request's view of a NgramTable: its state is the last ORDERS tokens."""
+
+    name = "ngrams"
+
+    def __init__(self, table: NgramTable) -> None:
+        self._table = table
+        self._tail: State = ()
+
+    def observe(self, tokens: Sequence[int], rows: Sequence[Row | None], prompt: bool) -> None:
+        """Learns from soft evidence alone: what a prompt's text says is for `context` to copy, not the model's habit."""
+        if not tokens:
+            return
+        contexts: list[State] = []
+        known: list[Row] = []
+        tail = self._tail
+        for token, row in zip(tokens, rows, strict=True):
+            if row is not None and tail:
+                contexts.append(tail)
+                known.append(row)
+            tail = (*tail[1 - ORDERS :], token) if len(tail) >= ORDERS else (*tail, token)
+        self._tail = tail
+        block = 64  # keeps the table's lock short
+        for start in range(0, len(known), block):
+            self._table.add(contexts[start : start + block], known[start : start + block])
+
+    def observe_branch(self, context: Sequence[int], row: Row) -> None:
+        self._table.add([(*self._tail, *context)[-BRANCH_ORDERS:]], [row], BRANCH_ORDERS)
+
+    def root(self) -> State:
+        return self._tail
+
+    def advance(self, state: State, token: int) -> State:
+        return (*state[1 - ORDERS :], token) if len(state) >= ORDERS else (*state, token)
+
+    def predict(self, state: State) -> list[Evidence]:
+        return [
+            Evidence(
+                TRUST[order] * seen / (seen + DOUBT), order, {}, [(1.0 / len(rows), row) for row in rows]
+            )
+            for order, seen, rows in self._table.lookup(state)
+        ]

@@ -1,0 +1,114 @@
+"""Grows the draft tree: best-first by path probability, laid out as one main chain with side branches behind it."""
+
+from bisect import insort
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+State = TypeVar("State")
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """The proposed tree of n nodes; a parent's index is always smaller than its child's.
+
+    Nodes 0..chain-1 are the main chain in order, the side branches follow.
+    """
+
+    tokens: list[int]
+    parents: list[int]  # -1: child of the root, which is the last committed token
+    probs: list[float]  # probability that the whole path down to the node is accepted
+    origins: list[int]  # index into Drafter.source_names
+    chain: int  # nodes in the main chain
+
+
+@dataclass(frozen=True, slots=True)
+class Tree(Generic[State]):
+    """A Draft in the making: the same nodes, and the state that predicts what follows each of them."""
+
+    tokens: list[int]
+    parents: list[int]
+    probs: list[float]
+    states: list[State]
+    chain: int
+
+
+def grow(
+    root: State,
+    predict: Callable[[State, float], Sequence[tuple[int, float]]],
+    advance: Callable[[State, int], State],
+    limit: int,
+    chain_limit: int,
+    pending: Sequence[int] = (),
+) -> Tree[State]:
+    """Returns the `limit` nodes (or fewer) with the largest path probabilities.
+
+    `predict(state, floor)` gives (token, probability) pairs, the likeliest first, and may leave out those whose
+    probability is not above `floor`; `advance(state, token)` gives the child's state.
+    Path probabilities never grow along a path, so taking the best node on the frontier again and again maximises
+    the expected number of accepted tokens over all trees of `limit` nodes.
+
+    Every node is worth its path probability, in the main chain or beside it: what a side branch finds is emitted one
+    pass later, as `pending`, but is not lost. `pending` has been seen by the model already: it leads with
+    probability 1, and nothing branches off before its end.
+    """
+    tokens = list(pending[: max(limit, 0)])
+    parents = list(range(-1, len(tokens) - 1))
+    probs = [1.0] * len(tokens)
+    states: list[State] = []
+    parent, state, prob = len(tokens) - 1, root, 1.0
+    for token in tokens:
+        state = advance(state, token)
+        states.append(state)
+
+    # The best `missing` nodes that could come next, the best one last: (path probability, -serial, token, parent, state)
+    frontier: list[tuple[float, int, int, int, State]] = []
+    serial = 0
+    missing = limit - len(tokens)
+    while missing > 0:
+        floor = frontier[0][0] if len(frontier) >= missing else 0.0
+        for token, conditional in predict(state, floor / prob):
+            path = prob * conditional
+            if path <= floor:
+                break
+            serial -= 1
+            insort(frontier, (path, serial, token, parent, state))
+            if len(frontier) > missing:
+                del frontier[0]
+                floor = frontier[0][0]
+        if not frontier:
+            break
+        prob, _, token, above, state = frontier.pop()
+        state = advance(state, token)
+        parent = len(tokens)
+        tokens.append(token)
+        parents.append(above)
+        probs.append(prob)
+        states.append(state)
+        missing -= 1
+    return _lay_out(tokens, parents, probs, states, chain_limit)
+
+
+def _lay_out(
+    tokens: list[int], parents: list[int], probs: list[float], states: list[State], chain_limit: int
+) -> Tree[State]:
+    """Moves the main chain to the front. Nodes come in the order of growth, so a first child is the likeliest."""
+    chain: list[int] = []
+    tip = -1
+    for node, parent in enumerate(parents):
+        if len(chain) >= chain_limit:
+            break
+        if parent == tip:
+            chain.append(node)
+            tip = node
+    members = set(chain)
+    order = chain + [node for node in range(len(tokens)) if node not in members]
+    place = {node: slot for slot, node in enumerate(order)}
+    place[-1] = -1
+    return Tree(
+        tokens=[tokens[node] for node in order],
+        parents=[place[parents[node]] for node in order],
+        probs=[probs[node] for node in order],
+        states=[states[node] for node in order],
+        chain=len(chain),
+    )

@@ -1,0 +1,131 @@
+"""From a loaded model to passes: kernels, width, self-check. What is chosen here is fixed for the life of a Reader."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from reader_rag.cache import write_text
+from reader_rag.load import Loaded, model_fingerprint
+from reader_rag.verify.attention import use_grouped_attention
+from reader_rag.verify.calibrate import best_width, pass_seconds
+from reader_rag.verify.forward import FixedForward
+from reader_rag.verify.kernels import can_pack, packed_bytes, packed_copy, packing_gain, twin_of
+from reader_rag.verify.plain import PlainForward
+from reader_rag.verify.selfcheck import why_not_exact
+
+log = logging.getLogger("reader_rag")
+
+PACKING_PAYS = 1.05
+"""Packed weights are kept when they are faster than the generic product by this factor."""
+PACKED_ROWS = 16
+CPU_CHUNK, ACCELERATOR_CHUNK = 128, 512
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A model in the form in which passes run, and why."""
+
+    forward: FixedForward | PlainForward
+    fingerprint: str
+    kernels: str
+    pass_seconds: dict[int, float]
+    reason: str | None
+
+
+def build_engine(loaded: Loaded, *, width: int | None, cache_dir: Path) -> Engine:
+    """Chooses kernels and width by measuring, once per model, dtype and machine (kept in `cache_dir`), and runs the self-check."""
+    fingerprint = model_fingerprint(loaded.model, loaded.tokenizer)
+    chunk = CPU_CHUNK if loaded.device.type == "cpu" else ACCELERATOR_CHUNK
+    book = Calibration(cache_dir / "calibration.json", _machine_key(loaded, fingerprint))
+    kernels = _kernels(loaded, book)
+    try:
+        forward = FixedForward(
+            _net(loaded, kernels), loaded.model.config, width=width or PACKED_ROWS, chunk=chunk, device=loaded.device
+        )
+        reason = why_not_exact(forward, loaded.model, _vocabulary(loaded.model))
+    except (AttributeError, TypeError) as error:
+        reason = f"its configuration names no attention layers ({error})"
+    if reason is not None:
+        log.warning("%s runs without drafts: %s", loaded.name, reason)
+        return Engine(
+            PlainForward(loaded.model, chunk=chunk, device=loaded.device), fingerprint, "generic", {}, reason
+        )
+    seconds: dict[int, float] = {}
+    if width is None:
+        known = book.get("pass_seconds") or {str(w): s for w, s in pass_seconds(forward).items()}
+        book.put("pass_seconds", known)
+        seconds = {int(w): float(s) for w, s in known.items()}
+        forward.width = best_width(seconds)
+    return Engine(forward, fingerprint, kernels, seconds, None)
+
+
+def _kernels(loaded: Loaded, book: Calibration) -> str:
+    """"packed" where packing the weights pays on this machine, else "generic"."""
+    model = loaded.model
+    if not can_pack(model) or packed_bytes(model) > _free_bytes() // 4:
+        return "generic"
+    gain = book.get("packing_gain") or round(packing_gain(model, PACKED_ROWS), 3)
+    book.put("packing_gain", gain)
+    return "packed" if gain >= PACKING_PAYS else "generic"
+
+
+def _net(loaded: Loaded, kernels: str) -> torch.nn.Module:
+    """The module that passes run on: it shares the caller's weights and never changes the caller's object."""
+    model = loaded.model
+    if getattr(model, "hf_device_map", None) or getattr(model, "hf_quantizer", None):
+        return model  # hooks and quantized layers are not copied
+    net = packed_copy(model, PACKED_ROWS) if kernels == "packed" else twin_of(model)
+    use_grouped_attention(net)
+    return net
+
+
+def _machine_key(loaded: Loaded, fingerprint: str) -> str:
+    return f"{fingerprint}-{loaded.dtype}-{loaded.device.type}-{torch.get_num_threads()}-{torch.__version__}"
+
+
+class Calibration:
+    """What was measured for one model on this machine, in a JSON file that many models share."""
+
+    def __init__(self, file: Path, key: str) -> None:
+        self._file, self._key = file, key
+
+    def get(self, name: str) -> Any:
+        return self._read().get(self._key, {}).get(name)
+
+    def put(self, name: str, value: Any) -> None:
+        book = self._read()
+        if book.get(self._key, {}).get(name) != value:
+            book.setdefault(self._key, {})[name] = value
+            try:
+                write_text(self._file, json.dumps(book, indent=1, sort_keys=True))
+            except OSError as error:
+                log.warning("measurements could not be kept in %s (%s); they will be repeated", self._file, error)
+
+    def _read(self) -> dict[str, dict[str, Any]]:
+        try:
+            book = json.loads(self._file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        whole = isinstance(book, dict) and all(isinstance(entry, dict) for entry in book.values())
+        return book if whole else {}
+
+
+def _vocabulary(model: Any) -> int:
+    return int(model.get_input_embeddings().weight.shape[0])
+
+
+def _free_bytes() -> int:
+    """Memory that can be taken without swapping; where the system does not say, a cautious 4 GiB."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 4 << 30

@@ -1,0 +1,101 @@
+"""What a Reader remembers between requests, scope by scope: learned n-gram statistics and recent chunks."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+from reader_rag.draft import ChunkPool, NgramTable
+from reader_rag.settings import Drafting
+from reader_rag.store.chunk import Chunk
+
+log = logging.getLogger("reader_rag")
+
+RECENT_CHUNKS = 32
+"""Offered chunks per scope whose text is kept, for spans."""
+SCOPES = 256
+"""Scopes kept in memory; the longest unused one is saved and dropped."""
+
+
+class ScopeMemory:
+    """One scope's share: nobody else's requests read it, because acceptance timing would reveal it."""
+
+    def __init__(self, pool: ChunkPool, ngrams: NgramTable) -> None:
+        self.pool, self.ngrams = pool, ngrams
+        self._recent: OrderedDict[str, Chunk] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def offer(self, chunks: Sequence[Chunk], encodings: Callable[[str], list[list[int]]]) -> None:
+        for chunk in chunks:
+            self.pool.add(chunk.id, encodings(chunk.text))
+        with self._lock:
+            for chunk in chunks:
+                self._recent[chunk.id] = chunk
+                self._recent.move_to_end(chunk.id)
+            while len(self._recent) > RECENT_CHUNKS:
+                self._recent.popitem(last=False)
+
+    def recent(self, exclude: Collection[str] = ()) -> tuple[Chunk, ...]:
+        """Recently offered chunks, newest first."""
+        with self._lock:
+            return tuple(c for c in reversed(self._recent.values()) if c.id not in exclude)
+
+
+class Memory:
+    """Scopes by name; n-gram tables are kept in `folder` per model and scope unless `drafting.persist` is off."""
+
+    def __init__(self, fingerprint: str, folder: Path, drafting: Drafting) -> None:
+        self._fingerprint, self._folder, self._drafting = fingerprint, folder / "ngrams", drafting
+        self._scopes: OrderedDict[str, ScopeMemory] = OrderedDict()
+        self._lock = threading.Lock()
+        if drafting.persist:
+            weakref.finalize(self, _save_all, self._scopes, self._file, fingerprint)
+
+    def of(self, scope: str) -> ScopeMemory:
+        with self._lock:
+            if scope not in self._scopes:
+                limit = self._drafting.ngram_bytes
+                if self._drafting.persist:
+                    table = NgramTable.load(self._file(scope), self._fingerprint, limit)
+                else:
+                    table = NgramTable(limit)
+                self._scopes[scope] = ScopeMemory(ChunkPool(self._drafting.pool_bytes), table)
+                if len(self._scopes) > SCOPES:
+                    name, old = self._scopes.popitem(last=False)
+                    if self._drafting.persist:
+                        _save_one(old, self._file(name), self._fingerprint)
+            self._scopes.move_to_end(scope)
+            return self._scopes[scope]
+
+    def forget(self) -> None:
+        with self._lock:
+            self._scopes.clear()
+
+    def save(self) -> None:
+        if self._drafting.persist:
+            with self._lock:
+                _save_all(self._scopes, self._file, self._fingerprint)
+
+    @property
+    def _file(self) -> Callable[[str], Path]:
+        folder, fingerprint = self._folder, self._fingerprint
+        return lambda scope: folder / f"{fingerprint}-{hashlib.sha256(scope.encode()).hexdigest()[:16]}.npz"
+
+
+def _save_all(scopes: OrderedDict[str, ScopeMemory], file: Callable[[str], Path], fingerprint: str) -> None:
+    for name, memory in scopes.items():
+        _save_one(memory, file(name), fingerprint)
+
+
+def _save_one(memory: ScopeMemory, file: Path, fingerprint: str) -> None:
+    if len(memory.ngrams):
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            memory.ngrams.save(file, fingerprint)
+        except OSError as error:
+            log.warning("learned statistics could not be saved to %s: %s", file, error)

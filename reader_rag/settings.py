@@ -1,0 +1,178 @@
+"""Sampling and Drafting: everything a request can be told, checked when it is said."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from reader_rag.errors import SettingsError
+
+__all__ = ["SOURCES", "Drafting", "Sampling"]
+
+SOURCES = ("context", "chunks", "ngrams")
+"""The names that `Drafting.sources` may hold."""
+
+MIB = 1 << 20
+NUMBERS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+INTEGERS = ("max_tokens", "top_k", "no_repeat_ngram_size")
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is chosen and where the answer ends. Raises SettingsError for a value that cannot be meant.
+
+    temperature          0 is greedy (the default); above it, a draw. top_k 0, top_p 1 and min_p 0 are off
+    repetition_penalty   of every token of prompt and answer, 1 is off; presence_penalty and frequency_penalty look
+                         at the answer's tokens only (once per distinct token, per occurrence), 0 is off
+    no_repeat_ngram_size no n-gram of this size twice in prompt and answer, 0 is off
+    logit_bias           token id -> what is added to its logit
+    stop                 texts before which the answer is cut
+    seed                 same seed, same text; None draws one per request
+    processors           transformers LogitsProcessors, called as p(input_ids [1, n], scores [1, V]) in this order
+                         after the penalties. They must depend on their arguments alone: a walk asks along its own path
+    """
+
+    max_tokens: int = 256
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    no_repeat_ngram_size: int = 0
+    logit_bias: Mapping[int, float] | None = None
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    processors: tuple[Callable[..., Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in NUMBERS:
+            object.__setattr__(self, name, _number(name, getattr(self, name)))
+        for name in INTEGERS:
+            object.__setattr__(self, name, _integer(name, getattr(self, name)))
+        object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
+        object.__setattr__(self, "stop", _texts("stop", self.stop))
+        object.__setattr__(self, "processors", _callables(self.processors))
+        if self.seed is not None:
+            object.__setattr__(self, "seed", _integer("seed", self.seed))
+        _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "ask for at least 1 token")
+        _require(
+            self.temperature >= 0, "temperature", self.temperature, "use 0 for greedy or a number above 0"
+        )
+        _require(0 < self.top_p <= 1, "top_p", self.top_p, "use a number above 0 and at most 1 (1 is off)")
+        _require(0 <= self.min_p < 1, "min_p", self.min_p, "use a number from 0 (off) to below 1")
+        _require(self.top_k >= 0, "top_k", self.top_k, "use 0 (off) or a number of tokens to keep")
+        _require(
+            self.repetition_penalty > 0,
+            "repetition_penalty",
+            self.repetition_penalty,
+            "use 1 (off) or above 0",
+        )
+        _require(
+            self.no_repeat_ngram_size >= 0,
+            "no_repeat_ngram_size",
+            self.no_repeat_ngram_size,
+            "use 0 (off) or a length",
+        )
+        if self.seed is not None:
+            _require(
+                0 <= self.seed < 1 << 64, "seed", self.seed, "use an integer from 0 to 2**64 - 1, or None"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """Where drafts come from. It changes the speed of an answer, never a token of it.
+
+    sources     any of "context" (this request), "chunks" (retrieved text) and "ngrams" (statistics of the model's own
+                earlier requests), or objects with the methods of reader_rag.draft.Source; () is plain decoding
+    pool_bytes  cap of a scope's recent chunks; ngram_bytes: cap of a scope's statistics; oldest out first
+    persist     whether the statistics outlive the process, in the user's cache folder
+    """
+
+    sources: tuple[Any, ...] = SOURCES
+    pool_bytes: int = 64 * MIB
+    ngram_bytes: int = 64 * MIB
+    persist: bool = True
+
+    def __post_init__(self) -> None:
+        given = (self.sources,) if isinstance(self.sources, str) else self.sources
+        if not isinstance(given, tuple | list):
+            raise SettingsError(f"sources is {given!r}; use a list of source names")
+        sources = tuple(given)
+        unknown = [s for s in sources if s not in SOURCES and not (hasattr(s, "name") and hasattr(s, "predict"))]
+        if unknown:
+            raise SettingsError(
+                f"sources has {unknown[0]!r}; choose from {', '.join(SOURCES)}, or () for no drafts"
+            )
+        object.__setattr__(self, "sources", tuple(dict.fromkeys(sources)))
+        for name in ("pool_bytes", "ngram_bytes"):
+            size = _integer(name, getattr(self, name))
+            _require(size >= 0, name, size, "use a number of bytes, 0 or above")
+            object.__setattr__(self, name, size)
+        _require(isinstance(self.persist, bool), "persist", self.persist, "use True or False")
+
+
+def _require(holds: bool, name: str, value: object, mend: str) -> None:
+    if not holds:
+        raise SettingsError(f"{name} is {value!r}; {mend}")
+
+
+def _number(name: str, value: Any) -> float:
+    """A finite float; a bool or a text is a slip, not a number."""
+    try:
+        number = math.nan if isinstance(value, bool | str | bytes) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    _require(math.isfinite(number), name, value, "use a finite number")
+    return number
+
+
+def _integer(name: str, value: Any) -> int:
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise SettingsError(f"{name} is {value!r}; use an integer") from None
+
+
+def _texts(name: str, value: Any) -> tuple[str, ...]:
+    """None, one text, or several, as a tuple of non-empty texts."""
+    texts = () if value is None else (value,) if isinstance(value, str) else value
+    if not isinstance(texts, tuple | list) or not all(isinstance(text, str) for text in texts):
+        raise SettingsError(f"{name} is {value!r}; use a text or a list of texts")
+    _require(all(texts), name, value, "drop the empty text from it")
+    return tuple(texts)
+
+
+def _bias(value: Any) -> dict[int, float] | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise SettingsError(f"logit_bias is {value!r}; use a dict of token id to number")
+    bias = {}
+    for token, number in value.items():
+        token = _integer("a key of logit_bias", token)
+        _require(token >= 0, "a key of logit_bias", token, "use a token id, 0 or above")
+        banned = isinstance(number, float) and number == -math.inf
+        bias[token] = number if banned else _number(f"logit_bias[{token}]", number)
+    return bias or None
+
+
+def _callables(value: Any) -> tuple[Callable[..., Any], ...]:
+    processors = (value,) if callable(value) and not isinstance(value, list | tuple) else value
+    if not isinstance(processors, tuple | list) or not all(callable(p) for p in processors):
+        raise SettingsError(f"processors is {value!r}; use a list of transformers LogitsProcessors")
+    return tuple(processors)

@@ -1,0 +1,1 @@
+"""Verifying: logits, KV and the walk. Knows no text and no sources."""

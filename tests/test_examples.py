@@ -1,0 +1,104 @@
+"""The examples run as they stand, with the demo model, real documents and no network."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = ROOT / "examples"
+NOTEBOOKS = ("langchain_rag", "llama_index_rag")
+LONGEST = 280  # seconds
+
+pytestmark = pytest.mark.timeout(2 * LONGEST + 20)
+
+
+@pytest.fixture(scope="module")
+def environment(demo_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Offline, with the user's converted model and measured widths, but with learned statistics of its own."""
+    cache = tmp_path_factory.mktemp("cache")
+    (cache / "models").symlink_to(demo_folder.parent, target_is_directory=True)
+    measured = demo_folder.parent.parent / "calibration.json"
+    if measured.exists():
+        shutil.copy(measured, cache)
+    return {
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONIOENCODING": "utf-8",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "integrations")]),
+        "READER_RAG_CACHE": str(cache),
+    }
+
+
+def test_the_quickstart_streams_an_answer_and_says_what_happened(environment: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "quickstart.py"],
+        cwd=EXAMPLES,
+        env=os.environ | environment,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=LONGEST,
+    )
+    assert done.returncode == 0, done.stderr
+    _, question, answer, facts = done.stdout.split("\n\n", 3)
+    assert question == "What does the else clause of a for loop do?"
+    assert len(answer.strip()) > 20
+    assert "tokens per pass" in facts
+    assert facts.endswith("identical: True\n")
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_runs_from_top_to_bottom(
+    name: str, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
+    notebook = nbformat.read(EXAMPLES / f"{name}.ipynb", as_version=4)
+    nbclient.NotebookClient(
+        notebook, timeout=LONGEST, kernel_name="python3", resources={"metadata": {"path": str(EXAMPLES)}}
+    ).execute()
+    printed = {cell.id: text_of(cell) for cell in notebook.cells if cell.cell_type == "code"}
+    everything = "\n".join(printed.values())
+    assert "identical: True" in everything
+    assert "accepted_by_source" in everything
+    [streamed] = [printed[cell.id] for cell in notebook.cells if "for piece in" in cell.source]
+    assert len(streamed.strip()) > 20
+    pages = [page for cell in notebook.cells for page in rich(cell, "text/html")]
+    assert any(page.startswith("<p") for page in pages), "the answer with its spans is shown as HTML"
+    tables = [table for cell in notebook.cells for table in rich(cell, "text/markdown")]
+    assert any("tokens/s" in table for table in tables)
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_is_kept_small_and_without_outputs(name: str) -> None:
+    nbformat = pytest.importorskip("nbformat")
+    notebook = nbformat.read(EXAMPLES / f"{name}.ipynb", as_version=nbformat.NO_CONVERT)
+    nbformat.validate(notebook)
+    assert (notebook.nbformat, notebook.nbformat_minor) == (4, 5)
+    assert len(notebook.cells) < 20
+    for cell in notebook.cells:
+        assert cell.id
+        if cell.cell_type == "code":
+            assert not cell.outputs
+            assert cell.execution_count is None
+
+
+def text_of(cell: Any) -> str:
+    """What a cell printed to stdout."""
+    return "".join(
+        output.text for output in cell.outputs if output.output_type == "stream" and output.name == "stdout"
+    )
+
+
+def rich(cell: Any, kind: str) -> list[str]:
+    """What a cell displayed as `kind`, such as text/html."""
+    outputs = cell.get("outputs", [])
+    return [output.data[kind] for output in outputs if kind in output.get("data", {})]

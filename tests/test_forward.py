@@ -1,0 +1,185 @@
+"""Fixed-shape passes: bit-equality, buckets, masks, kernels."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reader_rag.verify.arena import Arena
+from reader_rag.verify.attention import use_grouped_attention
+from reader_rag.verify.forward import FixedForward, bucket_edge
+from reader_rag.verify.kernels import PackedLinear, can_pack, packed_copy, twin_of
+from reader_rag.verify.selfcheck import why_not_exact
+
+CPU = torch.device("cpu")
+WIDTH = 8
+
+
+def tiny(kind="llama", **options):
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
+
+    shape = {
+        "vocab_size": 300,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 4096,
+        "initializer_range": 0.3,
+        "pad_token_id": 0,
+        **options,
+    }
+    torch.manual_seed(3)
+    if kind == "gemma3":
+        config = Gemma3TextConfig(**shape, sliding_window=24, layer_types=["sliding_attention", "full_attention"])
+        return Gemma3ForCausalLM(config).eval()
+    return LlamaForCausalLM(LlamaConfig(**shape)).eval()
+
+
+def forward_of(model, *, width=WIDTH, packed=False):
+    net = packed_copy(model, width) if packed else twin_of(model)
+    use_grouped_attention(net)
+    return FixedForward(net, model.config, width=width, chunk=32, device=CPU)
+
+
+def filled(forward, prompt):
+    arena = forward.new_arena()
+    for start in range(0, len(prompt), forward.chunk):
+        forward.prefill(arena, prompt[start : start + forward.chunk], start, want_logits=False)
+    return arena
+
+
+@given(st.integers(0, 200_000))
+def test_buckets_are_functions_of_position_and_grow_slowly(position):
+    edge = bucket_edge(position)
+    assert position < edge
+    assert bucket_edge(edge - 1) == edge
+    assert edge - position <= max(256, position // 3 + 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("context", [5, 32, 250])
+def test_a_drafted_pass_gives_the_bits_of_plain_passes(dtype, packed, context):
+    model = tiny().to(dtype)
+    if packed and not can_pack(model):
+        pytest.skip("this torch build has no packed products")
+    forward = forward_of(model, packed=packed)
+    rng = random.Random(context)
+    prompt = [rng.randrange(300) for _ in range(context)]
+    chain = [rng.randrange(300) for _ in range(WIDTH)]
+    plain_arena = filled(forward, prompt)
+    plain = [forward.decode(plain_arena, context + i, [token], [])[0] for i, token in enumerate(chain)]
+    drafted_arena = filled(forward, prompt)
+    keep = min(forward.chain_limit(context), 4)
+    side = [rng.randrange(300) for _ in range(WIDTH - 1 - keep)]
+    parents = [*range(-1, keep - 1), *[rng.randrange(-1, keep) for _ in side]]
+    rows = forward.decode(drafted_arena, context, [chain[0], *chain[1 : keep + 1], *side], parents)
+    for i in range(keep + 1):
+        assert torch.equal(rows[i], plain[i])
+
+
+def test_a_chain_across_a_bucket_edge_would_differ_so_it_is_cut():
+    forward = forward_of(tiny())
+    assert forward.chain_limit(255) == 0
+    assert forward.chain_limit(254) == 1
+    assert forward.chain_limit(100) == WIDTH - 1
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_passes_agree_with_the_models_own_forward_also_past_a_sliding_window(kind):
+    model = tiny(kind)
+    forward = forward_of(model)
+    rng = random.Random(1)
+    ids = [rng.randrange(1, 300) for _ in range(90)]
+    arena = filled(forward, ids[:70])
+    got = torch.stack([forward.decode(arena, 70 + i, [ids[70 + i]], [])[0] for i in range(10)])
+    branch = forward.decode(arena, 80, [ids[80], ids[81], 7, ids[82]], [-1, -1, 0])  # main: 81; side: 7, and 82 under 81
+    with torch.inference_mode():
+        want = model(torch.tensor([ids])).logits[0]
+    assert torch.allclose(got, want[70:80], atol=1e-3, rtol=1e-3)
+    assert torch.allclose(branch[[0, 1, 3]], want[80:83], atol=1e-3, rtol=1e-3)
+
+
+def test_leftovers_of_a_rejected_draft_change_nothing():
+    forward = forward_of(tiny())
+    prompt = list(range(1, 21))
+    clean, dirty = filled(forward, prompt), filled(forward, prompt)
+    forward.decode(dirty, 20, [9, *range(100, 100 + WIDTH - 1)], list(range(-1, WIDTH - 2)))
+    assert torch.equal(forward.decode(clean, 20, [9], []), forward.decode(dirty, 20, [9], []))
+
+
+def test_padding_never_makes_nan_and_the_arena_grows_without_losing_keys():
+    model = tiny()
+    forward = forward_of(model)
+    prompt = [random.Random(2).randrange(300) for _ in range(300)]
+    arena = filled(forward, prompt)
+    grown = forward.decode(arena, 300, [1], [])
+    assert arena.slots >= 512
+    assert torch.isfinite(grown).all()
+    with torch.inference_mode():
+        want = model(torch.tensor([[*prompt, 1]])).logits[0, -1]
+    assert torch.allclose(grown[0], want, atol=1e-3, rtol=1e-3)
+
+
+def test_the_arena_counts_its_bytes():
+    forward = forward_of(tiny())
+    arena = filled(forward, [1, 2, 3])
+    assert isinstance(arena, Arena)
+    assert arena.bytes() == 2 * 2 * 2 * 16 * arena.slots * 4  # layers, keys and values, heads, head_dim, slots, float32
+
+
+def test_packing_keeps_products_and_leaves_the_callers_model_alone():
+    model = tiny().to(torch.bfloat16)
+    if not can_pack(model):
+        pytest.skip("this torch build has no packed products")
+    before = {name: type(module) for name, module in model.named_modules()}
+    attention = model.config._attn_implementation
+    net = packed_copy(model, WIDTH)
+    use_grouped_attention(net)
+    assert {name: type(module) for name, module in model.named_modules()} == before
+    assert model.config._attn_implementation == attention
+    linear, packed = model.model.layers[0].mlp.up_proj, net.model.layers[0].mlp.up_proj
+    assert isinstance(packed, PackedLinear)
+    x = torch.randn(WIDTH, linear.in_features).to(torch.bfloat16)
+    exact = x.double() @ linear.weight.double().T
+    assert (packed(x).double() - exact).abs().max() <= exact.abs().max() / 128
+    assert net.model.embed_tokens.weight is model.model.embed_tokens.weight
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_the_self_check_passes_attention_models(kind):
+    model = tiny(kind)
+    assert why_not_exact(forward_of(model), model, 300) is None
+
+
+def test_the_self_check_fails_a_model_whose_rows_see_each_other():
+    model = tiny()
+    forward = forward_of(model)
+    norm = forward.model.model.norm
+    norm.register_forward_hook(lambda module, args, out: out + 1e-3 * out.mean(dim=1, keepdim=True))
+    reason = why_not_exact(forward, model, 300)
+    assert reason is not None
+    assert "beside another draft" in reason
+
+
+def test_the_self_check_fails_a_model_that_reads_masks_in_another_way():
+    model = tiny()
+    forward = forward_of(model)
+    for layer in forward.model.model.layers:
+        layer.self_attn.forward = _blind(layer.self_attn.forward)
+    reason = why_not_exact(forward, model, 300)
+    assert reason is not None
+
+
+def _blind(attend):
+    def forward(*args, attention_mask=None, **kwargs):
+        return attend(*args, attention_mask=torch.ones_like(attention_mask), **kwargs)
+
+    return forward

@@ -15,8 +15,9 @@ from reader_rag import Answer, Chunk, Drafting, Reader, Sampling, Store
 from reader_rag.store import split_text
 
 TOPICS = ("break", "for", "global", "try", "while", "with")
-QUESTION = "What does the else clause of a for loop do?"
-PROMPT = "{context}\n\nAnswer the question with the text above.\nQuestion: {question}"
+QUESTION = "How does a while statement end?"
+INSTRUCTION = "Quote the sentences of the context that answer the question."
+PROMPT = f"Context:\n{{context}}\n\nQuestion: {{question}}\n{INSTRUCTION}"
 
 
 def documents() -> list[Chunk]:

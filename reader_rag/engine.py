@@ -46,9 +46,13 @@ def build_engine(loaded: Loaded, *, width: int | None, cache_dir: Path) -> Engin
     kernels = _kernels(loaded, book)
     try:
         forward = FixedForward(
-            _net(loaded, kernels), loaded.model.config, width=width or PACKED_ROWS, chunk=chunk, device=loaded.device
+            _net(loaded, kernels),
+            loaded.model.config,
+            width=width or PACKED_ROWS,
+            chunk=chunk,
+            device=loaded.device,
         )
-        reason = why_not_exact(forward, loaded.model, _vocabulary(loaded.model))
+        reason = why_not_exact(forward, loaded.model, vocabulary_of(loaded.model))
     except (AttributeError, TypeError) as error:
         reason = f"its configuration names no attention layers ({error})"
     if reason is not None:
@@ -66,7 +70,7 @@ def build_engine(loaded: Loaded, *, width: int | None, cache_dir: Path) -> Engin
 
 
 def _kernels(loaded: Loaded, book: Calibration) -> str:
-    """"packed" where packing the weights pays on this machine, else "generic"."""
+    """ "packed" where packing the weights pays on this machine, else "generic"."""
     model = loaded.model
     if not can_pack(model) or packed_bytes(model) > _free_bytes() // 4:
         return "generic"
@@ -77,7 +81,7 @@ def _kernels(loaded: Loaded, book: Calibration) -> str:
 
 def _net(loaded: Loaded, kernels: str) -> torch.nn.Module:
     """The module that passes run on: it shares the caller's weights and never changes the caller's object."""
-    model = loaded.model
+    model: torch.nn.Module = loaded.model
     if getattr(model, "hf_device_map", None) or getattr(model, "hf_quantizer", None):
         return model  # hooks and quantized layers are not copied
     net = packed_copy(model, PACKED_ROWS) if kernels == "packed" else twin_of(model)
@@ -105,7 +109,9 @@ class Calibration:
             try:
                 write_text(self._file, json.dumps(book, indent=1, sort_keys=True))
             except OSError as error:
-                log.warning("measurements could not be kept in %s (%s); they will be repeated", self._file, error)
+                log.warning(
+                    "measurements could not be kept in %s (%s); they will be repeated", self._file, error
+                )
 
     def _read(self) -> dict[str, dict[str, Any]]:
         try:
@@ -116,7 +122,8 @@ class Calibration:
         return book if whole else {}
 
 
-def _vocabulary(model: Any) -> int:
+def vocabulary_of(model: Any) -> int:
+    """Rows of the embedding: every id below is one that the model can read."""
     return int(model.get_input_embeddings().weight.shape[0])
 
 

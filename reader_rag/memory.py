@@ -31,10 +31,12 @@ class ScopeMemory:
         self._lock = threading.Lock()
 
     def offer(self, chunks: Sequence[Chunk], encodings: Callable[[str], list[list[int]]]) -> None:
-        for chunk in chunks:
+        """Takes retrieved chunks, the best first; the best is the last to leave."""
+        worst_first = tuple(reversed(chunks))
+        for chunk in worst_first:
             self.pool.add(chunk.id, encodings(chunk.text))
         with self._lock:
-            for chunk in chunks:
+            for chunk in worst_first:
                 self._recent[chunk.id] = chunk
                 self._recent.move_to_end(chunk.id)
             while len(self._recent) > RECENT_CHUNKS:

@@ -12,9 +12,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from reader_rag.cache import user_cache_dir
 from reader_rag.draft import Drafter, make_drafter
-from reader_rag.engine import build_engine
+from reader_rag.engine import build_engine, vocabulary_of
 from reader_rag.errors import LoadError, PromptError, SettingsError
 from reader_rag.load import Loaded, eos_ids, load_model
 from reader_rag.memory import Memory
@@ -49,6 +51,7 @@ class Request:
     stats: Stats
     chunks: tuple[Chunk, ...]
     started: float
+    prompt_evidence: bool
     arena: Any = None
     pending: tuple[int, ...] = ()
     pending_source: str | None = None
@@ -76,18 +79,22 @@ class Reader:
         cache_dir: str | Path | None = None,
     ) -> None:
         if width is not None and not 1 <= width <= 256:
-            raise SettingsError(f"width is {width}; a pass takes 1 to 256 tokens, or None to let the Reader measure")
+            raise SettingsError(
+                f"width is {width}; a pass takes 1 to 256 tokens, or None to let the Reader measure"
+            )
         folder = user_cache_dir(cache_dir)
         engine = build_engine(loaded, width=width, cache_dir=folder)
         self.model, self.tokenizer, self.name = loaded.model, loaded.tokenizer, loaded.name
         self.dtype, self.device = loaded.dtype, loaded.device
         self.drafting = drafting or Drafting()
-        self.mode, self.mode_reason = ("plain", engine.reason) if engine.reason else ("exact", None)
+        self.mode = "plain" if engine.reason else "exact"
+        self.mode_reason = engine.reason
         self.kernels, self.pass_seconds = engine.kernels, engine.pass_seconds
         self.context_length = _context_length(loaded.model.config, context)
         self._forward = engine.forward
         self._eos = eos_ids(loaded.model, loaded.tokenizer)
         self._control = control_ids(loaded.tokenizer)
+        self._vocabulary = vocabulary_of(loaded.model)
         self._memory = Memory(engine.fingerprint, folder, self.drafting)
         self._encodings = lru_cache(ENCODED_CHUNKS)(lambda text: chunk_encodings(self.tokenizer, text))
         self._lock = threading.Lock()
@@ -164,7 +171,10 @@ class Reader:
         return encode_prompt(self.tokenizer, prompt, raw=raw)
 
     def offer(self, chunks: Sequence[Chunk | str], scope: str = "default") -> None:
-        """Puts retrieved chunks into the scope's pool, from which later requests of that scope draft (oldest out first)."""
+        """Puts retrieved chunks, the best first, into the scope's pool, from which its later requests draft.
+
+        The pool is capped in bytes; the oldest offer leaves first, and the worst of one offer before its best.
+        """
         taken = _as_chunks(chunks)
         self._memory.of(scope).offer(taken, self._encodings)
 
@@ -186,14 +196,18 @@ class Reader:
         scope: str = "default",
         raw: bool = False,
     ) -> Iterator[Step]:
-        """Yields a Step per pass; the last one carries the Answer. Closing the generator ends the work within one pass.
+        """Yields a Step per pass (and an empty one per prefill chunk); the last one carries the Answer.
+
+        Closing the generator ends the work within one pass.
 
         prompt: text (one user message, unless `raw` or the model has no chat template), messages, or token ids.
         chunks: what was retrieved for this request. They serve drafting and spans; they never enter the prompt.
         drafting: `Drafting(sources=())` is plain decoding. scope: who shares learned statistics and chunks.
         Raises PromptError or SettingsError at once, before anything runs.
         """
-        return self._run(self._open(prompt, sampling or Sampling(), chunks, drafting or self.drafting, scope, raw))
+        return self._run(
+            self._open(prompt, sampling or Sampling(), chunks, drafting or self.drafting, scope, raw)
+        )
 
     def forget(self) -> None:
         """Drops what was learned and offered in this process, in every scope; files in the cache folder stay."""
@@ -240,6 +254,7 @@ class Reader:
             ngrams=memory.ngrams,
             extra_sources=[s for s in sources if not isinstance(s, str)],
             forbidden=self._control,
+            vocabulary=self._vocabulary,
         )
         stats = Stats(
             prompt_tokens=len(tokens),
@@ -259,6 +274,7 @@ class Reader:
             stats=stats,
             chunks=(*given, *memory.recent(exclude={chunk.id for chunk in given})),
             started=started,
+            prompt_evidence=drafting.prompt_evidence and bool(sources),
         )
 
     def _run(self, request: Request) -> Iterator[Step]:
@@ -267,10 +283,12 @@ class Reader:
         try:
             # 1. Prefill all but the last prompt token, chunk by chunk; the last one is the root of the first pass.
             known = request.prompt_tokens - 1
+            evidence: tuple[list[list[int]], list[list[float]]] = ([], [])
             for start in range(0, known, self._forward.chunk):
                 with self._lock:
-                    self._prefill(request, start, min(start + self._forward.chunk, known))
-            request.drafter.observe_prompt(request.tokens, None, None)
+                    self._prefill(request, start, min(start + self._forward.chunk, known), evidence)
+                yield Step((), "")  # a place to stop at: a long prompt takes seconds
+            self._read_prompt(request, evidence)
             finish = None
             while finish is None:
                 with self._lock:
@@ -281,10 +299,24 @@ class Reader:
             with self._lock:
                 self._arenas.append(request.arena)
 
-    def _prefill(self, request: Request, start: int, stop: int) -> None:
+    def _prefill(
+        self, request: Request, start: int, stop: int, evidence: tuple[list[list[int]], list[list[float]]]
+    ) -> None:
         began = time.perf_counter()
-        self._forward.prefill(request.arena, request.tokens[start:stop], start, want_logits=False)
+        logits = self._forward.prefill(
+            request.arena, request.tokens[start:stop], start, want_logits=request.prompt_evidence
+        )
+        if logits is not None:
+            _, ids, probs = top_evidence(logits, EVIDENCE)
+            evidence[0].extend(ids)
+            evidence[1].extend(probs)
         request.stats.prefill_s += time.perf_counter() - began
+
+    def _read_prompt(self, request: Request, evidence: tuple[list[list[int]], list[list[float]]]) -> None:
+        began = time.perf_counter()
+        ids, probs = (np.array(rows) if rows else None for rows in evidence)
+        request.drafter.observe_prompt(request.tokens, ids, probs)
+        request.stats.draft_s += time.perf_counter() - began
 
     def _pass(self, request: Request) -> Step:
         """Draft, verify, commit, stream: one forward pass of the model."""
@@ -305,7 +337,13 @@ class Reader:
         t2 = time.perf_counter()
         choose = request.sampler
         if choose.is_greedy_plain:
-            verdict = walk(draft.tokens, draft.parents, draft.chain, lambda node, path: best[node + 1], self._eos.__contains__)
+            verdict = walk(
+                draft.tokens,
+                draft.parents,
+                draft.chain,
+                lambda node, path: best[node + 1],
+                self._eos.__contains__,
+            )
         else:
             verdict = walk(
                 draft.tokens,
@@ -400,7 +438,9 @@ def _as_chunks(chunks: Sequence[Chunk | str]) -> tuple[Chunk, ...]:
         if isinstance(chunk, str):
             chunk = Chunk.from_text(chunk)
         elif not isinstance(chunk, Chunk):
-            raise SettingsError(f"a chunk is a {type(chunk).__name__}; pass reader_rag.Chunk objects or texts")
+            raise SettingsError(
+                f"a chunk is a {type(chunk).__name__}; pass reader_rag.Chunk objects or texts"
+            )
         taken.append(chunk)
     return tuple(taken)
 

@@ -99,19 +99,24 @@ class Drafting:
                 earlier requests), or objects with the methods of reader_rag.draft.Source; () is plain decoding
     pool_bytes  cap of a scope's recent chunks; ngram_bytes: cap of a scope's statistics; oldest out first
     persist     whether the statistics outlive the process, in the user's cache folder
+    prompt_evidence  whether the model's expectations at the prompt's own positions are kept too: better drafts for a
+                slower first token (the output matrix over the prompt)
     """
 
     sources: tuple[Any, ...] = SOURCES
     pool_bytes: int = 64 * MIB
     ngram_bytes: int = 64 * MIB
     persist: bool = True
+    prompt_evidence: bool = True
 
     def __post_init__(self) -> None:
         given = (self.sources,) if isinstance(self.sources, str) else self.sources
         if not isinstance(given, tuple | list):
             raise SettingsError(f"sources is {given!r}; use a list of source names")
         sources = tuple(given)
-        unknown = [s for s in sources if s not in SOURCES and not (hasattr(s, "name") and hasattr(s, "predict"))]
+        unknown = [
+            s for s in sources if s not in SOURCES and not (hasattr(s, "name") and hasattr(s, "predict"))
+        ]
         if unknown:
             raise SettingsError(
                 f"sources has {unknown[0]!r}; choose from {', '.join(SOURCES)}, or () for no drafts"
@@ -121,7 +126,8 @@ class Drafting:
             size = _integer(name, getattr(self, name))
             _require(size >= 0, name, size, "use a number of bytes, 0 or above")
             object.__setattr__(self, name, size)
-        _require(isinstance(self.persist, bool), "persist", self.persist, "use True or False")
+        for name in ("persist", "prompt_evidence"):
+            _require(isinstance(getattr(self, name), bool), name, getattr(self, name), "use True or False")
 
 
 def _require(holds: bool, name: str, value: object, mend: str) -> None:

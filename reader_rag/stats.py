@@ -59,7 +59,9 @@ class Stats:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for response metadata and JSON; seconds rounded to microseconds."""
         values: dict[str, Any] = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        values.update(tokens_per_pass=self.tokens_per_pass, decode_s=self.decode_s, tokens_per_s=self.tokens_per_s)
+        values.update(
+            tokens_per_pass=self.tokens_per_pass, decode_s=self.decode_s, tokens_per_s=self.tokens_per_s
+        )
         return {name: round(v, 6) if isinstance(v, float) else v for name, v in values.items()}
 
 

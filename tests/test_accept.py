@@ -39,7 +39,9 @@ def test_a_side_branch_is_never_emitted_but_becomes_pending():
 
 
 def test_nothing_follows_an_end_token():
-    verdict = walk([3, END, 5], [-1, 0, 1], 3, lambda node, path: [3, END, 5, 6][node + 1], lambda t: t == END)
+    verdict = walk(
+        [3, END, 5], [-1, 0, 1], 3, lambda node, path: [3, END, 5, 6][node + 1], lambda t: t == END
+    )
     assert verdict.tokens == (3, END)
     assert verdict.pending == ()
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 OURS = ("reader_rag", "langchain_reader_rag", "llama_index.llms.reader_rag")
 
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
-_FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(r"^ *```(\w*)[^\n]*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 
 
 def page(name: str) -> str:
@@ -29,7 +30,7 @@ def page(name: str) -> str:
 
 
 def snippets(text: str) -> list[str]:
-    return [code for language, code in _FENCE.findall(text) if language == "python"]
+    return [dedent(code) for language, code in _FENCE.findall(text) if language == "python"]
 
 
 def parsed(code: str) -> ast.Module:

@@ -56,11 +56,11 @@ def random_run(seed: int, names: Sequence[str] = ALL, forbidden: frozenset[int] 
         draft = drafter.draft(pending, limit, chain_limit)
         check(draft, drafter, pending, limit, chain_limit)
         drafts.append(draft)
-        taken = draft.tokens[: rng.randrange(draft.chain + 1)] + [rng.randrange(12)]
+        taken = [*draft.tokens[: rng.randrange(draft.chain + 1)], rng.randrange(12)]
         ids, probs = evidence(rng, len(taken))
         drafter.observe(taken, ids.tolist(), probs.tolist())
         drafter.observe_branch([1, 2], [3, 4], [0.5, 0.25])
-    assert drafter.errors == {}
+    assert drafter.dropped() == {}
     return drafts
 
 
@@ -146,7 +146,7 @@ def test_prompt_rows_may_be_missing_or_few() -> None:
         drafter = make_drafter(["context", "ngrams"])
         drafter.observe_prompt([1, 2, 3, 1, 2], np.full((rows, 2), [6, 7]), np.full((rows, 2), [0.5, 0.4]))
         assert 3 in drafter.draft([], 8, 8).tokens
-        assert drafter.errors == {}
+        assert drafter.dropped() == {}
 
 
 def test_tables_learned_in_one_request_speed_up_the_next() -> None:

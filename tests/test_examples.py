@@ -47,7 +47,7 @@ def test_the_quickstart_streams_an_answer_and_says_what_happened(environment: di
     )
     assert done.returncode == 0, done.stderr
     _, question, answer, facts = done.stdout.split("\n\n", 3)
-    assert question == "What does the else clause of a for loop do?"
+    assert question == "How does a while statement end?"
     assert len(answer.strip()) > 20
     assert "tokens per pass" in facts
     assert facts.endswith("identical: True\n")

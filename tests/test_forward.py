@@ -37,7 +37,9 @@ def tiny(kind="llama", **options):
     }
     torch.manual_seed(3)
     if kind == "gemma3":
-        config = Gemma3TextConfig(**shape, sliding_window=24, layer_types=["sliding_attention", "full_attention"])
+        config = Gemma3TextConfig(
+            **shape, sliding_window=24, layer_types=["sliding_attention", "full_attention"]
+        )
         return Gemma3ForCausalLM(config).eval()
     return LlamaForCausalLM(LlamaConfig(**shape)).eval()
 
@@ -100,7 +102,9 @@ def test_passes_agree_with_the_models_own_forward_also_past_a_sliding_window(kin
     ids = [rng.randrange(1, 300) for _ in range(90)]
     arena = filled(forward, ids[:70])
     got = torch.stack([forward.decode(arena, 70 + i, [ids[70 + i]], [])[0] for i in range(10)])
-    branch = forward.decode(arena, 80, [ids[80], ids[81], 7, ids[82]], [-1, -1, 0])  # main: 81; side: 7, and 82 under 81
+    branch = forward.decode(
+        arena, 80, [ids[80], ids[81], 7, ids[82]], [-1, -1, 0]
+    )  # main: 81; side: 7, and 82 under 81
     with torch.inference_mode():
         want = model(torch.tensor([ids])).logits[0]
     assert torch.allclose(got, want[70:80], atol=1e-3, rtol=1e-3)
@@ -132,7 +136,9 @@ def test_the_arena_counts_its_bytes():
     forward = forward_of(tiny())
     arena = filled(forward, [1, 2, 3])
     assert isinstance(arena, Arena)
-    assert arena.bytes() == 2 * 2 * 2 * 16 * arena.slots * 4  # layers, keys and values, heads, head_dim, slots, float32
+    assert (
+        arena.bytes() == 2 * 2 * 2 * 16 * arena.slots * 4
+    )  # layers, keys and values, heads, head_dim, slots, float32
 
 
 def test_packing_keeps_products_and_leaves_the_callers_model_alone():

@@ -97,7 +97,7 @@ def test_k_nodes_for_the_prompt_and_draft_k_chunks_for_the_drafter(store: Store)
         (hit.chunk.id, hit.chunk.text, hit.score) for hit in hits[:2]
     ]
     assert nodes[0].score > nodes[1].score
-    assert pool.offers == [("a", [hit.chunk for hit in reversed(hits)])]  # the best is the newest in the pool
+    assert pool.offers == [("a", [hit.chunk for hit in hits])]
     assert nodes[0].metadata == {"title": "Part 0", "start": 0}
     assert "start" not in nodes[0].get_content(MetadataMode.LLM)
     assert "Part 0" in nodes[0].get_content(MetadataMode.LLM)

@@ -36,7 +36,7 @@ class Adversary:
         return state + 1
 
     def predict(self, state):
-        return [Evidence(0.99, 1, self.propose(state))]
+        return [Evidence(0.99, 1, self.propose(state), [])]
 
 
 def generated(reader, prompt, max_tokens):
@@ -67,7 +67,9 @@ def test_float32_greedy_equals_generate(shared):
     answer = shared.generate(QUESTION, sampling=Sampling(max_tokens=60), chunks=CHUNKS)
     assert answer.tokens == generated(shared, QUESTION, 60)
     assert answer.stats.mode == "exact"
-    assert answer.stats.passes < answer.stats.tokens  # a random model repeats itself: drafts must have been accepted
+    assert (
+        answer.stats.passes < answer.stats.tokens
+    )  # a random model repeats itself: drafts must have been accepted
 
 
 @pytest.mark.parametrize("seed", [None, 1, 2, 3])
@@ -76,7 +78,9 @@ def test_drafts_change_nothing(shared, bf16_reader, sources, seed):
     sampling = Sampling(max_tokens=40, temperature=0.8 if seed else 0.0, seed=seed)
     for reader in (shared, bf16_reader):
         plain = reader.generate(QUESTION, sampling=sampling, drafting=OFF)
-        drafted = reader.generate(QUESTION, sampling=sampling, chunks=CHUNKS, drafting=Drafting(sources=sources))
+        drafted = reader.generate(
+            QUESTION, sampling=sampling, chunks=CHUNKS, drafting=Drafting(sources=sources)
+        )
         assert drafted.tokens == plain.tokens
         assert drafted.text == plain.text
         assert plain.stats.drafted == 0
@@ -144,7 +148,7 @@ def test_an_oracle_source_is_accepted_in_full_and_attributed(shared):
 
         def predict(self, state):
             at = len(done) + state
-            return [Evidence(0.99, 1, {plain.tokens[at]: 1.0})] if at < len(plain.tokens) else []
+            return [Evidence(0.99, 1, {plain.tokens[at]: 1.0}, [])] if at < len(plain.tokens) else []
 
     answer = shared.generate(QUESTION, sampling=sampling, drafting=Drafting(sources=(Oracle(None),)))
     assert answer.tokens == plain.tokens
@@ -243,7 +247,9 @@ def test_interleaved_streams_and_threads_equal_their_solo_runs(shared):
     assert [tuple(g) for g in got] == solo
     results = {}
     threads = [
-        threading.Thread(target=lambda i=i: results.update({i: shared.generate(prompts[i], sampling=sampling).tokens}))
+        threading.Thread(
+            target=lambda i=i: results.update({i: shared.generate(prompts[i], sampling=sampling).tokens})
+        )
         for i in range(len(prompts))
     ]
     for thread in threads:
@@ -264,8 +270,13 @@ def test_an_exception_inside_a_processor_reaches_the_caller_and_the_reader_goes_
 
 def test_the_same_seed_gives_the_same_text_and_no_seed_another(shared):
     sampling = Sampling(max_tokens=20, temperature=1.0, seed=9)
-    assert shared.generate(QUESTION, sampling=sampling).tokens == shared.generate(QUESTION, sampling=sampling).tokens
-    unseeded = {shared.generate(QUESTION, sampling=Sampling(max_tokens=20, temperature=1.0)).tokens for _ in range(4)}
+    assert (
+        shared.generate(QUESTION, sampling=sampling).tokens
+        == shared.generate(QUESTION, sampling=sampling).tokens
+    )
+    unseeded = {
+        shared.generate(QUESTION, sampling=Sampling(max_tokens=20, temperature=1.0)).tokens for _ in range(4)
+    }
     assert len(unseeded) > 1
     answer = shared.generate(QUESTION, sampling=Sampling(max_tokens=20, temperature=1.0))
     again = Sampling(max_tokens=20, temperature=1.0, seed=answer.stats.seed)
@@ -287,7 +298,9 @@ def test_statistics_persist_per_model_and_scope(tiny_model, tmp_path):
     first.save()
     second = Reader.load(tiny_model, dtype="float32", width=8, cache_dir=tmp_path)
     assert passes(second, "a") <= warm
-    third = Reader.load(tiny_model, dtype="float32", width=8, cache_dir=tmp_path, drafting=Drafting(persist=False))
+    third = Reader.load(
+        tiny_model, dtype="float32", width=8, cache_dir=tmp_path, drafting=Drafting(persist=False)
+    )
     assert passes(third, "a") == cold
 
 
@@ -353,7 +366,9 @@ def test_a_recurrent_model_runs_plain_and_says_why(tiny_model, tmp_path):
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     torch.manual_seed(0)
-    config = MambaConfig(vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, state_size=8, use_cache=True)
+    config = MambaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, state_size=8, use_cache=True
+    )
     model = MambaForCausalLM(config).eval()
     reader = Reader.load(model, tokenizer, cache_dir=tmp_path)
     assert reader.mode == "plain"
@@ -378,6 +393,8 @@ def test_an_answer_is_the_same_whatever_the_hash_seed(tiny_model, tmp_path):
     outputs = set()
     for seed in ("1", "2"):
         command = [sys.executable, "-c", script, str(tiny_model), str(tmp_path / seed)]
-        run = subprocess.run(command, env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True)
+        run = subprocess.run(
+            command, env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+        )
         outputs.add(run.stdout)
     assert len(outputs) == 1

@@ -10,7 +10,9 @@ from typing import Any
 
 def add_parser(subparsers: Any) -> None:
     """Registers `bench` and its subcommands; each sets `run`, a function of the parsed arguments that returns an exit code."""
-    bench = subparsers.add_parser("bench", help="measure speed on this machine", description="Measurements on this machine.")
+    bench = subparsers.add_parser(
+        "bench", help="measure speed on this machine", description="Measurements on this machine."
+    )
     kinds = bench.add_subparsers(dest="kind", required=True, metavar="KIND")
     one = kinds.add_parser(
         "speed",
@@ -27,7 +29,9 @@ def add_parser(subparsers: Any) -> None:
     one.add_argument("--max-tokens", type=int, default=128, metavar="N", help="tokens per answer")
     one.add_argument("--width", type=int, metavar="W", help="tokens of a pass (measured when left out)")
     one.add_argument("--dtype", default="auto", metavar="D", help="float32, bfloat16, float16 or auto")
-    one.add_argument("--model", metavar="M", help="hub id, folder or .gguf file; the demo model when left out")
+    one.add_argument(
+        "--model", metavar="M", help="hub id, folder or .gguf file; the demo model when left out"
+    )
     one.add_argument("--json", action="store_true", help="one JSON document as the last line of stdout")
     one.set_defaults(run=_speed)
 

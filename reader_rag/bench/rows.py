@@ -30,7 +30,9 @@ def read_rows(file: str | Path, *, only: str | None = None, limit: int | None = 
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path} cannot be read ({error}); pass a JSON-lines file of questions") from error
+        raise SettingsError(
+            f"{path} cannot be read ({error}); pass a JSON-lines file of questions"
+        ) from error
     rows, sets = [], set()
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -41,7 +43,11 @@ def read_rows(file: str | Path, *, only: str | None = None, limit: int | None = 
             rows.append(row)
     if not rows:
         known = ", ".join(sorted(sets)) or "none"
-        raise SettingsError(f"{path} has no rows of the set {only!r}; its sets are: {known}" if only else f"{path} has no rows")
+        raise SettingsError(
+            f"{path} has no rows of the set {only!r}; its sets are: {known}"
+            if only
+            else f"{path} has no rows"
+        )
     return rows[:limit]
 
 
@@ -63,4 +69,9 @@ def _row(line: str, where: str) -> Row:
     if chunks:
         context = "\n\n".join(chunk.text for chunk in chunks)
         question = f"Answer the question from the context.\n\nContext:\n{context}\n\nQuestion: {question}"
-    return Row(str(raw.get("id", where)), str(raw.get("set", "")), (*earlier, {"role": "user", "content": question}), chunks)
+    return Row(
+        str(raw.get("id", where)),
+        str(raw.get("set", "")),
+        (*earlier, {"role": "user", "content": question}),
+        chunks,
+    )

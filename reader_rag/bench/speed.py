@@ -80,10 +80,17 @@ def generate_run(reader: Reader, prompt: Sequence[int], max_tokens: int, *, look
 
 
 def reader_run(
-    reader: Reader, prompt: Sequence[int], max_tokens: int, *, chunks: Sequence[Chunk], drafting: Drafting | None = None
+    reader: Reader,
+    prompt: Sequence[int],
+    max_tokens: int,
+    *,
+    chunks: Sequence[Chunk],
+    drafting: Drafting | None = None,
 ) -> Run:
     """Our engine, greedy; `Drafting(sources=())` is plain decoding."""
-    answer = reader.generate(prompt, sampling=Sampling(max_tokens=max_tokens), chunks=chunks, drafting=drafting)
+    answer = reader.generate(
+        prompt, sampling=Sampling(max_tokens=max_tokens), chunks=chunks, drafting=drafting
+    )
     stats = answer.stats
     return Run(answer.text, answer.tokens, stats.ttft_s, stats.decode_s, stats.tokens, stats)
 
@@ -140,7 +147,10 @@ def summarise(reader: Reader, runs: Sequence[dict[str, Run]]) -> dict[str, Any]:
     return {
         "rows": len(runs),
         "tokens_per_pass": round(sum(s.tokens for s in stats) / max(sum(s.passes for s in stats), 1), 4),
-        **{f"{system}_tokens_per_s": round(rate[system], 3) for system in ("reader", "plain", "generate", "prompt_lookup")},
+        **{
+            f"{system}_tokens_per_s": round(rate[system], 3)
+            for system in ("reader", "plain", "generate", "prompt_lookup")
+        },
         "speedup_vs_generate": round(rate["reader"] / rate["generate"], 3),
         "speedup_vs_prompt_lookup": round(rate["reader"] / rate["prompt_lookup"], 3),
         "identical": sum(r["reader"].tokens == r["plain"].tokens for r in runs),
@@ -174,7 +184,9 @@ def report(result: dict[str, Any]) -> str:
         f"drafting and other Python {100 * result['draft_share']:.1f} % of decoding; "
         f"texts equal to plain {result['identical']}/{result['rows']}, to generate {result['identical_to_generate']}/{result['rows']}"
     )
-    lines.append("accepted by source: " + ", ".join(f"{k} {v}" for k, v in result["accepted_by_source"].items()))
+    lines.append(
+        "accepted by source: " + ", ".join(f"{k} {v}" for k, v in result["accepted_by_source"].items())
+    )
     return "\n".join(lines)
 
 

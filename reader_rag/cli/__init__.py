@@ -41,8 +41,11 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action=_Version, help="show the version and exit")
-    commands = parser.add_subparsers(
-        title="commands", metavar="COMMAND", required=True, parser_class=_Command
+    commands: argparse._SubParsersAction[argparse.ArgumentParser] = parser.add_subparsers(
+        title="commands",
+        metavar="COMMAND",
+        required=True,
+        parser_class=_Command,
     )
     demo.add_parser(commands)
     index.add_parser(commands)

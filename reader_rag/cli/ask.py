@@ -84,11 +84,13 @@ def sampling_from(args: argparse.Namespace) -> Sampling:
     )
 
 
-def reader_from(args: argparse.Namespace) -> Reader:
+def reader_from(args: argparse.Namespace, **options: Any) -> Reader:
     """The Reader that `add_model_options` name, loaded with progress on stderr."""
     from reader_rag.reader import Reader
 
-    return Reader.shared(args.model, dtype=args.dtype, device=args.device, width=args.width, progress=True)
+    return Reader.shared(
+        args.model, dtype=args.dtype, device=args.device, width=args.width, progress=True, **options
+    )
 
 
 def rag_prompt(question: str, chunks: Sequence[Chunk]) -> str:
@@ -135,7 +137,7 @@ def _show(steps: Any, hits: Sequence[Hit], quiet: bool) -> Answer:
 
     highlighter = Highlighter([hit.chunk for hit in hits], sys.stdout)
     coloured = not quiet and highlighter.coloured
-    answer = None
+    answer: Answer | None = None
     with closing(steps):
         for step in steps:
             answer = step.answer

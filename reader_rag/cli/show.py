@@ -44,6 +44,8 @@ class Highlighter:
 
     def __init__(self, chunks: Sequence[Chunk], out: TextIO) -> None:
         self.coloured = wants_colour(out)
+        self.marked: set[int] = set()
+        """Numbers of the chunks that were marked so far, from 1."""
         self._chunks = list(chunks)
         self._number = {chunk.id: number for number, chunk in reversed([*enumerate(self._chunks, 1)])}
         self._out = out
@@ -103,6 +105,7 @@ class Highlighter:
         else:
             self._out.write(piece if self._open is not None else f"«{piece}")
         self._open = number
+        self.marked.add(number)
         self._shown = span.end
 
     def _close(self) -> None:

@@ -10,7 +10,7 @@ LONGEST = 8  # longer matches count as this long
 MATCHES = 16  # matches that are followed in each index: the longest-lived, then the latest
 STEP = 0.9  # a match one token longer weighs exp(STEP) times as much
 OWN = 2.0  # a match in the request's own chunks weighs this many times one in the pool
-TRUST = (0.0, 0.0, 0.35, 0.50, 0.60, 0.65, 0.75, 0.80, 0.90)  # by match length
+TRUST = (0.0, 0.0, 0.20, 0.30, 0.40, 0.50, 0.60, 0.65, 0.70)  # by length; behind `context` where both match
 
 _SHARE = tuple(exp(-STEP * shorter) for shorter in range(LONGEST + 1))
 

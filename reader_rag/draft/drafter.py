@@ -21,13 +21,15 @@ LEAST_PROB = 0.03  # predictions below this are not kept as soft evidence
 class Drafter:
     """The drafts of one request, from all its sources at once. Knows token ids only.
 
-    `forbidden` tokens (control tokens) are never drafted, whatever a source says.
+    `forbidden` tokens (control tokens) are never drafted, whatever a source says, nor ids of `vocabulary` and above.
     """
 
-    def __init__(self, sources: Sequence[Source], *, forbidden: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self, sources: Sequence[Source], *, forbidden: frozenset[int] = frozenset(), vocabulary: int = 1 << 31
+    ) -> None:
         self.source_names: tuple[str, ...] = tuple(source.name for source in sources)
         self._guarded = [GuardedSource(source) for source in sources]
-        self._mixture = Mixture(self._guarded, forbidden)
+        self._mixture = Mixture(self._guarded, forbidden, vocabulary)
         self._drafted: dict[tuple[int, int], tuple[int, Node]] = {}  # (parent, token) -> (node, its state)
         self._root: Node | None = None
 
@@ -107,6 +109,7 @@ def make_drafter(
     ngrams: NgramTable | None = None,
     extra_sources: Sequence[Source] = (),
     forbidden: frozenset[int] = frozenset(),
+    vocabulary: int = 1 << 31,
 ) -> Drafter:
     """Builds the Drafter of one request from the names of its sources.
 
@@ -124,4 +127,4 @@ def make_drafter(
     if unknown:
         raise ValueError(f"unknown source {', '.join(map(repr, unknown))}: choose from {', '.join(known)}")
     sources = [extra[name] if name in extra else builders[name]() for name in dict.fromkeys(names)]
-    return Drafter(sources, forbidden=forbidden)
+    return Drafter(sources, forbidden=forbidden, vocabulary=vocabulary)

@@ -34,9 +34,11 @@ class Mixture:
     scores every source, also those whose tokens were not drafted (full information, as in Not-a-Bandit).
     """
 
-    def __init__(self, sources: Sequence[Source], forbidden: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self, sources: Sequence[Source], forbidden: frozenset[int] = frozenset(), vocabulary: int = 1 << 31
+    ) -> None:
         self.sources = tuple(sources)
-        self._forbidden = forbidden
+        self._forbidden, self._vocabulary = forbidden, vocabulary
         # (source, level) -> (claims upheld, claims)
         self._learned: dict[tuple[int, int], tuple[float, float]] = {}
 
@@ -68,7 +70,8 @@ class Mixture:
                 mixed[token] = get(token, 0.0) + weight * prob
         for token in self._forbidden.intersection(mixed):
             del mixed[token]
-        best = [(-prob, token) for token, prob in mixed.items() if prob > floor]
+        vocabulary = self._vocabulary
+        best = [(-prob, token) for token, prob in mixed.items() if prob > floor and 0 <= token < vocabulary]
         best.sort()
         return [(token, -negative) for negative, token in best[:CHILDREN]]
 

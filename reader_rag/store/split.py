@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from reader_rag.errors import SettingsError
 
-MAX_CHARS = 1200
+MAX_CHARS = 800
 
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _HEADING = re.compile(r" {0,3}(#{1,6})(?:[ \t]+(.*?))??(?:[ \t]+#+)?[ \t]*\r?\n?\Z")

@@ -1,4 +1,4 @@
-"""The walk: which drafted tokens the target model confirms (DESIGN 5.1, rules 3 and 4)."""
+"""The walk: which drafted tokens the target model confirms (docs/losslessness.md, rules 3 and 4)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The KV arena: preallocated slots with one cursor, so that accepted tokens are already in place.
 
 A pass writes its keys and values at `cursor` and attention reads slots [0, view). Nothing is ever moved or cropped: slots past the
-committed length hold leftovers of earlier drafts, which every mask hides until they are overwritten (DESIGN 5.2).
+committed length hold leftovers of earlier drafts, which every mask hides until they are overwritten.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 GROWTH = 1.5
 
 
-class ArenaLayer(CacheLayerMixin):
+class ArenaLayer(CacheLayerMixin):  # type: ignore[misc]
     """Keys and values of one layer, [1, kv_heads, slots, head_dim]."""
 
     is_sliding = False
@@ -24,7 +24,9 @@ class ArenaLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         _, heads, _, dim = key_states.shape
         self.keys = key_states.new_zeros(1, heads, self.arena.slots, dim)
-        self.values = value_states.new_zeros(1, value_states.shape[1], self.arena.slots, value_states.shape[3])
+        self.values = value_states.new_zeros(
+            1, value_states.shape[1], self.arena.slots, value_states.shape[3]
+        )
         self.is_initialized = True
 
     def update(
@@ -55,7 +57,7 @@ class ArenaLayer(CacheLayerMixin):
         return self.arena.slots
 
 
-class Arena(Cache):
+class Arena(Cache):  # type: ignore[misc]
     """The cache that the model is called with: one row, `layers` layers, grown geometrically by `reserve`."""
 
     def __init__(self, layers: int, slots: int) -> None:
@@ -72,5 +74,8 @@ class Arena(Cache):
     def bytes(self) -> int:
         """Bytes held by keys and values."""
         return sum(
-            t.numel() * t.element_size() for layer in self.layers if layer.is_initialized for t in (layer.keys, layer.values)
+            t.numel() * t.element_size()
+            for layer in self.layers
+            if layer.is_initialized
+            for t in (layer.keys, layer.values)
         )

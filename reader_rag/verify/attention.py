@@ -31,7 +31,9 @@ def grouped_attention(
         query = query.reshape(batch, kv_heads, group * count, dim)
         if attention_mask is not None:
             attention_mask = attention_mask.repeat(1, 1, group, 1)
-    out = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
+    out = nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=attention_mask, scale=scaling
+    )
     return out.reshape(batch, heads, count, value.shape[-1]).transpose(1, 2).contiguous(), None
 
 

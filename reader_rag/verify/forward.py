@@ -1,4 +1,4 @@
-"""Fixed-shape passes: every forward pass is a function of absolute position only (DESIGN 5.1, rules 1 and 2).
+"""Fixed-shape passes: every forward pass is a function of absolute position only (docs/losslessness.md, rules 1 and 2).
 
 Decoding passes are always [1, width], prefill chunks always [1, chunk] at positions that are multiples of `chunk`; the keys that a
 pass sees depend only on the bucket of its first position. No other shape ever reaches the model, so a kernel that rounds the same
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +34,9 @@ class FixedForward:
 
     exact = True
 
-    def __init__(self, model: nn.Module, config: object, *, width: int, chunk: int, device: torch.device) -> None:
+    def __init__(
+        self, model: nn.Module, config: Any, *, width: int, chunk: int, device: torch.device
+    ) -> None:
         self.model, self.width, self.chunk, self.device = model, width, chunk, device
         names = inspect.signature(model.forward).parameters
         self._cache_name = "cache" if "cache" in names else "past_key_values"
@@ -43,14 +46,20 @@ class FixedForward:
         kinds = getattr(text, "layer_types", None) or ["full_attention"]
         self._kinds = sorted(set(kinds))
         self._window: int | None = getattr(text, "sliding_window", None)
-        if kinds == ["full_attention"] and self._window is not None and getattr(text, "use_sliding_window", True):
+        if (
+            kinds == ["full_attention"]
+            and self._window is not None
+            and getattr(text, "use_sliding_window", True)
+        ):
             self._kinds = ["sliding_attention"]
 
     def new_arena(self) -> Arena:
         return Arena(self._layers, SMALLEST_BUCKET + self.width)
 
     @torch.inference_mode()
-    def prefill(self, arena: Arena, tokens: Sequence[int], start: int, *, want_logits: bool) -> torch.Tensor | None:
+    def prefill(
+        self, arena: Arena, tokens: Sequence[int], start: int, *, want_logits: bool
+    ) -> torch.Tensor | None:
         """One chunk of at most C prompt tokens at `start`, a multiple of C; logits [len(tokens), vocabulary] if wanted."""
         count, chunk = len(tokens), self.chunk
         view = bucket_edge(start + chunk - 1)
@@ -66,7 +75,9 @@ class FixedForward:
         return logits[:count] if want_logits else None
 
     @torch.inference_mode()
-    def decode(self, arena: Arena, position: int, tokens: Sequence[int], parents: Sequence[int]) -> torch.Tensor:
+    def decode(
+        self, arena: Arena, position: int, tokens: Sequence[int], parents: Sequence[int]
+    ) -> torch.Tensor:
         """One pass: tokens[0] is the last committed token at `position`, tokens[1:] the draft, whose `parents` count from -1.
 
         Returns logits [len(tokens), vocabulary]; row i belongs to tokens[i]. KV of tokens[0] and of the main chain end up in their
@@ -98,7 +109,14 @@ class FixedForward:
         return min(self.width - 1, bucket_edge(position) - 1 - position)
 
     def _call(
-        self, arena: Arena, ids: np.ndarray, positions: np.ndarray, mask: np.ndarray, key_positions: np.ndarray, *, keep: int
+        self,
+        arena: Arena,
+        ids: np.ndarray,
+        positions: np.ndarray,
+        mask: np.ndarray,
+        key_positions: np.ndarray,
+        *,
+        keep: int,
     ) -> torch.Tensor:
         """Returns logits [rows, vocabulary] (the last `keep` rows; 0 means all)."""
         masks = {}

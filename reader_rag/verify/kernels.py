@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -50,7 +51,7 @@ def can_pack(model: nn.Module) -> bool:
         weight is not None
         and weight.device.type == "cpu"
         and weight.dtype in (torch.float32, torch.bfloat16)
-        and torch.backends.mkldnn.is_available()
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and hasattr(torch.ops.mkldnn, _PACK)
         and hasattr(torch.ops.mkldnn, _APPLY)
     )
@@ -69,11 +70,12 @@ def packing_gain(model: nn.Module, rows: int, layers: int = 8, rounds: int = 12)
     inputs = [torch.randn(rows, m.in_features).to(m.weight.dtype) for m in linears]
     best = [float("inf"), float("inf")]
     for _ in range(rounds):
-        for which, modules in enumerate((linears, packed)):
+        turns: tuple[Sequence[nn.Module], ...] = (linears, packed)
+        for turn, modules in enumerate(turns):
             start = time.perf_counter()
             for module, x in zip(modules, inputs, strict=True):
                 module(x)
-            best[which] = min(best[which], time.perf_counter() - start)
+            best[turn] = min(best[turn], time.perf_counter() - start)
     return best[0] / best[1]
 
 

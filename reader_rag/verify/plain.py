@@ -26,19 +26,25 @@ class PlainForward:
     def __init__(self, model: nn.Module, *, chunk: int, device: torch.device) -> None:
         self.model, self.chunk, self.device = model, chunk, device
         names = inspect.signature(model.forward).parameters
-        self._name = next((n for n in ("cache", "past_key_values", "cache_params") if n in names), "past_key_values")
+        self._name = next(
+            (n for n in ("cache", "past_key_values", "cache_params") if n in names), "past_key_values"
+        )
         self._keeps = "logits_to_keep" in names
 
     def new_arena(self) -> OwnCache:
         return OwnCache()
 
-    def prefill(self, arena: OwnCache, tokens: Sequence[int], start: int, *, want_logits: bool) -> torch.Tensor | None:
+    def prefill(
+        self, arena: OwnCache, tokens: Sequence[int], start: int, *, want_logits: bool
+    ) -> torch.Tensor | None:
         if start == 0:
             arena.state = None
         logits = self._call(arena, tokens, keep=0 if want_logits else 1)
         return logits if want_logits else None
 
-    def decode(self, arena: OwnCache, position: int, tokens: Sequence[int], parents: Sequence[int]) -> torch.Tensor:
+    def decode(
+        self, arena: OwnCache, position: int, tokens: Sequence[int], parents: Sequence[int]
+    ) -> torch.Tensor:
         if position == 0:
             arena.state = None
         return self._call(arena, tokens, keep=0)
@@ -51,7 +57,9 @@ class PlainForward:
         options: dict[str, object] = {self._name: arena.state} if arena.state is not None else {}
         if self._keeps:
             options["logits_to_keep"] = keep
-        out = self.model(input_ids=torch.tensor([list(tokens)], device=self.device), use_cache=True, **options)
+        out = self.model(
+            input_ids=torch.tensor([list(tokens)], device=self.device), use_cache=True, **options
+        )
         arena.state = getattr(out, self._name, None) or getattr(out, "past_key_values", None)
         logits: torch.Tensor = out.logits[0]
         return logits

@@ -170,7 +170,8 @@ def top_evidence(logits: torch.Tensor, k: int = 8) -> tuple[list[int], list[list
     best: list[int] = []
     ids: list[list[int]] = []
     probs: list[list[float]] = []
-    for part in logits.detach().split(ROWS):
+    for start in range(0, len(logits), ROWS):
+        part = logits[start : start + ROWS].detach()
         scores = _scratch(part).copy_(part)
         best += _argmax(scores)
         # softmax in place: exp(x - max) / sum
@@ -212,5 +213,6 @@ def _scratch(like: torch.Tensor) -> torch.Tensor:
     than the arithmetic on them."""
     kept: torch.Tensor | None = getattr(_KEPT, "memory", None)
     if kept is None or kept.device != like.device or kept.numel() < like.numel():
-        kept = _KEPT.memory = torch.empty(like.numel(), dtype=torch.float32, device=like.device)
+        with torch.inference_mode(False):  # what is made in inference mode cannot be written outside of it
+            kept = _KEPT.memory = torch.empty(like.numel(), dtype=torch.float32, device=like.device)
     return kept[: like.numel()].view(like.shape)

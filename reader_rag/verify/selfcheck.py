@@ -38,8 +38,18 @@ def why_not_exact(forward: FixedForward, model: nn.Module, vocabulary: int) -> s
                 if not torch.equal(rows[i], plain[i]):
                     return f"its kernels round a token differently beside another draft (first at depth {i})"
         with torch.inference_mode():
-            wanted = model(input_ids=torch.tensor([[*prompt, *chain[: depth + 1]]], device=forward.device)).logits[0, CONTEXT:]
-    except (RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError, IndexError, KeyError) as error:
+            wanted = model(
+                input_ids=torch.tensor([[*prompt, *chain[: depth + 1]]], device=forward.device)
+            ).logits[0, CONTEXT:]
+    except (
+        RuntimeError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        NotImplementedError,
+        IndexError,
+        KeyError,
+    ) as error:
         kinds = ", ".join(forward._kinds)
         return f"its layers ({kinds}) do not take a tree mask over preallocated keys ({type(error).__name__}: {error})"
     worst = max(float((a.float() - b.float()).abs().max()) for a, b in zip(plain, wanted, strict=True))

@@ -64,8 +64,7 @@ class ReaderRetriever(BaseRetriever):
         # LlamaIndex has no string to embed for an empty question; the store says what is wrong with it.
         hits = self._search(query_bundle.embedding_strs or [query_bundle.query_str])
         if self.reader is not None:
-            # The oldest leave the pool first: the best hit comes last.
-            self.reader.offer([hit.chunk for hit in reversed(hits)], scope=self.scope)
+            self.reader.offer([hit.chunk for hit in hits], scope=self.scope)
         return [NodeWithScore(node=node_from(hit.chunk), score=hit.score) for hit in hits[: self.k]]
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:

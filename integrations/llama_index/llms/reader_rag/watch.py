@@ -112,8 +112,7 @@ def _offer(event: RetrievalEndEvent) -> None:
             SCOPE_TAG,
         )
         return
-    # The oldest leave the pool first: let the best node's own text be the newest.
-    chunks = chunks_from(event.nodes)[::-1]
+    chunks = chunks_from(event.nodes)
     for watching in watches:
         reader = watching.reader
         if reader is not None and scope in (None, watching.scope):

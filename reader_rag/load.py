@@ -142,6 +142,20 @@ def eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     return frozenset(ids)
 
 
+def context_length(config: Any, wanted: int | None = None) -> int:
+    """How many tokens prompt and answer may have together; `wanted` lowers the model's own limit.
+
+    Raises LoadError when `wanted` is below 2 or above what the model takes.
+    """
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    own = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None) or 1 << 20
+    if wanted is None:
+        return int(own)
+    if not 2 <= wanted <= own:
+        raise LoadError(f"context is {wanted}; this model takes 2 to {own} tokens")
+    return wanted
+
+
 def tokenizer_fingerprint(tokenizer: Any) -> str:
     """16 hex characters that are equal for tokenizers that encode equally, in every process."""
     digest = hashlib.sha256()

@@ -7,7 +7,6 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,17 @@ from typing import Any
 import numpy as np
 
 from reader_rag.cache import user_cache_dir
-from reader_rag.draft import Drafter, make_drafter
+from reader_rag.draft import Draft, make_drafter
 from reader_rag.engine import build_engine, vocabulary_of
-from reader_rag.errors import LoadError, PromptError, SettingsError
-from reader_rag.load import Loaded, eos_ids, load_model
+from reader_rag.errors import PromptError, SettingsError
+from reader_rag.load import Loaded, context_length, eos_ids, load_model
 from reader_rag.memory import Memory
 from reader_rag.prompt import chunk_encodings, control_ids, encode_prompt, encode_text
+from reader_rag.request import Request
 from reader_rag.settings import Drafting, Sampling
 from reader_rag.spans import find_spans
 from reader_rag.stats import Answer, Stats, Step
-from reader_rag.store.chunk import Chunk
+from reader_rag.store.chunk import Chunk, as_chunks
 from reader_rag.stream import TextStream
 from reader_rag.verify.accept import ROOT, walk
 from reader_rag.verify.sampling import Sampler, top_evidence
@@ -36,26 +36,6 @@ EVIDENCE = 8
 ENCODED_CHUNKS = 4096
 
 Prompt = str | Sequence[int] | Sequence[dict[str, Any]]
-
-
-@dataclass(slots=True)
-class Request:
-    """One running request: its tokens so far and everything that watches them."""
-
-    tokens: list[int]
-    prompt_tokens: int
-    budget: int
-    sampler: Sampler
-    drafter: Drafter
-    text: TextStream
-    stats: Stats
-    chunks: tuple[Chunk, ...]
-    started: float
-    prompt_evidence: bool
-    arena: Any = None
-    pending: tuple[int, ...] = ()
-    pending_source: str | None = None
-    shown: list[str] = field(default_factory=list)
 
 
 class Reader:
@@ -90,7 +70,7 @@ class Reader:
         self.mode = "plain" if engine.reason else "exact"
         self.mode_reason = engine.reason
         self.kernels, self.pass_seconds = engine.kernels, engine.pass_seconds
-        self.context_length = _context_length(loaded.model.config, context)
+        self.context_length = context_length(loaded.model.config, context)
         self._forward = engine.forward
         self._eos = eos_ids(loaded.model, loaded.tokenizer)
         self._control = control_ids(loaded.tokenizer)
@@ -175,7 +155,7 @@ class Reader:
 
         The pool is capped in bytes; the oldest offer leaves first, and the worst of one offer before its best.
         """
-        taken = _as_chunks(chunks)
+        taken = as_chunks(chunks)
         self._memory.of(scope).offer(taken, self._encodings)
 
     def generate(self, prompt: Prompt, **options: Any) -> Answer:
@@ -244,7 +224,7 @@ class Reader:
                 f"the prompt has {len(tokens)} tokens and {self.name} takes {self.context_length}; "
                 "retrieve fewer or shorter chunks, or shorten the conversation"
             )
-        given, memory = _as_chunks(chunks), self._memory.of(scope)
+        given, memory = as_chunks(chunks), self._memory.of(scope)
         sources = drafting.sources if self.mode == "exact" else ()
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(32)
         drafter = make_drafter(
@@ -335,23 +315,14 @@ class Reader:
         logits = self._forward.decode(request.arena, position, [tokens[-1], *draft.tokens], draft.parents)
         best, top_ids, top_probs = top_evidence(logits, EVIDENCE)
         t2 = time.perf_counter()
-        choose = request.sampler
-        if choose.is_greedy_plain:
-            verdict = walk(
-                draft.tokens,
-                draft.parents,
-                draft.chain,
-                lambda node, path: best[node + 1],
-                self._eos.__contains__,
-            )
-        else:
-            verdict = walk(
-                draft.tokens,
-                draft.parents,
-                draft.chain,
-                lambda node, path: choose.choose(logits[node + 1], [*tokens, *path], len(tokens) + len(path)),
-                self._eos.__contains__,
-            )
+        sampler = request.sampler
+
+        def choose(node: int, path: Sequence[int]) -> int:
+            if sampler.is_greedy_plain:
+                return best[node + 1]
+            return sampler.choose(logits[node + 1], [*tokens, *path], len(tokens) + len(path))
+
+        verdict = walk(draft.tokens, draft.parents, draft.chain, choose, self._eos.__contains__)
 
         # 4. Commit what counts: nothing after a stop string or an end-of-sequence token goes on from here.
         delta = request.text.push(verdict.tokens)
@@ -377,7 +348,7 @@ class Reader:
         stats.other_s += t3 - t2
         return self._step(request, taken, delta.text, finish)
 
-    def _count(self, request: Request, draft: Any, accepted: int) -> None:
+    def _count(self, request: Request, draft: Draft, accepted: int) -> None:
         stats, names = request.stats, request.drafter.source_names
         stats.drafted += len(draft.tokens)
         stats.accepted += accepted
@@ -389,18 +360,18 @@ class Reader:
     def _learn(
         self,
         request: Request,
-        draft: Any,
+        draft: Draft,
         taken: Sequence[int],
         top_ids: list[list[int]],
         top_probs: list[list[float]],
     ) -> None:
         count = len(taken)
-        request.drafter.observe(taken, top_ids[:count], top_probs[:count])
         paths: list[list[int]] = []
         for node, parent in enumerate(draft.parents):
             paths.append([*(paths[parent] if parent != ROOT else ()), draft.tokens[node]])
             if node >= draft.chain or node >= count - 1:
                 request.drafter.observe_branch(paths[node], top_ids[node + 1], top_probs[node + 1])
+        request.drafter.observe(taken, top_ids[:count], top_probs[:count])
 
     def _step(self, request: Request, taken: tuple[int, ...], text: str, finish: str | None) -> Step:
         if finish is None:
@@ -428,28 +399,3 @@ _SHARED_LOCK = threading.Lock()
 
 def _identity(thing: Any) -> Any:
     return str(thing) if thing is None or isinstance(thing, str | Path) else id(thing)
-
-
-def _as_chunks(chunks: Sequence[Chunk | str]) -> tuple[Chunk, ...]:
-    if isinstance(chunks, str | Chunk):
-        raise SettingsError("chunks is one chunk; pass a list of chunks or texts")
-    taken = []
-    for chunk in chunks:
-        if isinstance(chunk, str):
-            chunk = Chunk.from_text(chunk)
-        elif not isinstance(chunk, Chunk):
-            raise SettingsError(
-                f"a chunk is a {type(chunk).__name__}; pass reader_rag.Chunk objects or texts"
-            )
-        taken.append(chunk)
-    return tuple(taken)
-
-
-def _context_length(config: Any, wanted: int | None) -> int:
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    own = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None) or 1 << 20
-    if wanted is None:
-        return int(own)
-    if not 2 <= wanted <= own:
-        raise LoadError(f"context is {wanted}; this model takes 2 to {own} tokens")
-    return wanted

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from reader_rag.errors import StoreError
+from reader_rag.errors import SettingsError, StoreError
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +64,15 @@ def _copy(metadata: object) -> dict[str, Any]:
         kind = type(metadata).__name__
         raise StoreError(f"the metadata of a chunk must be a mapping, not {kind}: pass a dict")
     return dict(metadata)
+
+
+def as_chunks(chunks: Sequence[Chunk | str]) -> tuple[Chunk, ...]:
+    """Chunks as they are and texts as chunks; SettingsError for anything else, a single text included."""
+    if isinstance(chunks, str | Chunk):
+        raise SettingsError("chunks is one chunk; pass a list of chunks or texts")
+    taken = []
+    for chunk in chunks:
+        if not isinstance(chunk, Chunk | str):
+            raise SettingsError(f"a chunk is a {type(chunk).__name__}; pass Chunk objects or texts")
+        taken.append(Chunk.from_text(chunk) if isinstance(chunk, str) else chunk)
+    return tuple(taken)

@@ -26,6 +26,8 @@ def read_rows(file: str | Path, *, only: str | None = None, limit: int | None = 
 
     `only` keeps the sets whose name is it or ends in "/" + it. Raises SettingsError naming the line that cannot be used.
     """
+    if limit is not None and limit < 1:
+        raise SettingsError(f"the limit is {limit}; ask for at least 1 question")
     path = Path(file)
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

@@ -67,6 +67,7 @@ def generate_run(reader: Reader, prompt: Sequence[int], max_tokens: int, *, look
             temperature=None,
             top_p=None,
             top_k=None,
+            repetition_penalty=1.0,  # a model's generation config may set one, and we are asked for plain greedy
             max_new_tokens=max_tokens,
             eos_token_id=sorted(reader.eos),
             pad_token_id=min(reader.eos, default=0),

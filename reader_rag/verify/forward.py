@@ -43,15 +43,12 @@ class FixedForward:
         self._keeps = "logits_to_keep" in names
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
         self._layers: int = text.num_hidden_layers
-        kinds = getattr(text, "layer_types", None) or ["full_attention"]
-        self._kinds = sorted(set(kinds))
         self._window: int | None = getattr(text, "sliding_window", None)
-        if (
-            kinds == ["full_attention"]
-            and self._window is not None
-            and getattr(text, "use_sliding_window", True)
-        ):
-            self._kinds = ["sliding_attention"]
+        kinds = getattr(text, "layer_types", None)
+        if kinds is None:  # one kind of layer; a window applies to all of them
+            windowed = self._window is not None and getattr(text, "use_sliding_window", True)
+            kinds = ["sliding_attention" if windowed else "full_attention"]
+        self._kinds = sorted(set(kinds))
 
     def new_arena(self) -> Arena:
         return Arena(self._layers, SMALLEST_BUCKET + self.width)

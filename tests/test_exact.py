@@ -10,7 +10,7 @@ from pydoc_data.topics import topics
 from typing import Any
 
 import pytest
-import torch
+from slow_path import generated
 
 from reader_rag import Chunk, Drafting, Reader, Sampling
 from reader_rag.draft.source import Evidence
@@ -109,24 +109,11 @@ def check_adversary(reader: Reader, prompt: Any, sampling: Sampling, tokens: tup
     assert answer.stats.drafted_by_source.get("liar", 0) > 0
 
 
-def generate(reader: Reader, prompt: Any, max_tokens: int) -> tuple[int, ...]:
-    ids = torch.tensor([reader.encode_prompt(prompt)])
-    out = reader.model.generate(
-        input_ids=ids,
-        attention_mask=torch.ones_like(ids),
-        do_sample=False,
-        max_new_tokens=max_tokens,
-        eos_token_id=sorted(reader.eos),
-        pad_token_id=0,
-    )
-    return tuple(out[0, ids.shape[1] :].tolist())
-
-
 def test_the_demo_model_in_float32_is_exact_and_equals_generate(demo_reader):
     prompt, chunks = prompts(1)[0]
     sampling = Sampling(max_tokens=32)
     tokens = check(demo_reader, prompt, chunks, sampling)
-    assert tokens == generate(demo_reader, prompt, 32)
+    assert tokens == generated(demo_reader, prompt, 32)
     check_adversary(demo_reader, prompt, sampling, tokens)
 
 
@@ -148,7 +135,7 @@ def test_twenty_prompts_greedy_and_with_three_seeds(demo_folder, tmp_path, dtype
         tokens = check(reader, prompt, chunks, greedy)
         check_adversary(reader, prompt, greedy, tokens)
         if dtype == "float32":
-            assert tokens == generate(reader, prompt, 20), f"prompt {number}"
+            assert tokens == generated(reader, prompt, 20), f"prompt {number}"
         for seed in (1, 2, 3):
             check(reader, prompt, chunks, Sampling(max_tokens=20, temperature=0.8, seed=seed))
         print(f"{dtype}: prompt {number + 1} of 20 equal", flush=True)

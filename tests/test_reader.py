@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import torch
+from slow_path import generated
 
 from reader_rag import Chunk, Drafting, Reader, Sampling
 from reader_rag.draft.source import Evidence
@@ -37,20 +38,6 @@ class Adversary:
 
     def predict(self, state):
         return [Evidence(0.99, 1, self.propose(state), [])]
-
-
-def generated(reader, prompt, max_tokens):
-    """transformers' own greedy decoding, the slow path that everything is held against."""
-    ids = torch.tensor([reader.encode_prompt(prompt)])
-    out = reader.model.generate(
-        input_ids=ids,
-        attention_mask=torch.ones_like(ids),
-        do_sample=False,
-        max_new_tokens=max_tokens,
-        eos_token_id=sorted(reader.eos),
-        pad_token_id=0,
-    )
-    return tuple(out[0, ids.shape[1] :].tolist())
 
 
 @pytest.fixture(scope="module")
@@ -102,18 +89,8 @@ def test_processors_follow_the_walk_exactly(shared, options):
     plain = shared.generate(QUESTION, sampling=sampling, drafting=OFF)
     assert shared.generate(QUESTION, sampling=sampling, chunks=CHUNKS).tokens == plain.tokens
     if options.get("repetition_penalty") == 1.3 or "no_repeat_ngram_size" in options:
-        ids = torch.tensor([shared.encode_prompt(QUESTION)])
-        kwargs = {k: v for k, v in options.items() if k in ("repetition_penalty", "no_repeat_ngram_size")}
-        out = shared.model.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            max_new_tokens=40,
-            eos_token_id=sorted(shared.eos),
-            pad_token_id=0,
-            **kwargs,
-        )
-        assert plain.tokens == tuple(out[0, ids.shape[1] :].tolist())
+        slow = {k: v for k, v in options.items() if k in ("repetition_penalty", "no_repeat_ngram_size")}
+        assert plain.tokens == generated(shared, QUESTION, 40, **slow)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 import threading
 import time
@@ -28,8 +27,6 @@ from reader_rag.store.chunk import Chunk, as_chunks
 from reader_rag.stream import TextStream
 from reader_rag.verify.accept import ROOT, walk
 from reader_rag.verify.sampling import Sampler, top_evidence
-
-log = logging.getLogger("reader_rag")
 
 EVIDENCE = 8
 """Top tokens kept of every computed position: the model's soft evidence."""

@@ -97,7 +97,6 @@ def _save_all(scopes: OrderedDict[str, ScopeMemory], file: Callable[[str], Path]
 def _save_one(memory: ScopeMemory, file: Path, fingerprint: str) -> None:
     if len(memory.ngrams):
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
             memory.ngrams.save(file, fingerprint)
         except OSError as error:
             log.warning("learned statistics could not be saved to %s: %s", file, error)

@@ -1,0 +1,59 @@
+"""What the LlamaIndex tests with a real model share: six texts, a store's embedder, and a model told what to say."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from reader_rag import Reader
+
+QUESTION = "what does else after a loop mean"
+TEXTS = (
+    "The else clause of a loop runs when the loop ends without break.",
+    "A break statement ends the nearest loop and skips its else clause.",
+    "The try statement runs its finally clause whatever happens.",
+    "A class statement makes a new class object.",
+    "The with statement enters a context and leaves it at the end.",
+    "An import statement binds a module to a name.",
+)
+
+
+class WordEmbedder:
+    """Hashed bags of words: texts with common words are near each other."""
+
+    name = "words"
+    dim = 64
+
+    def encode_query(self, texts: Sequence[str]) -> np.ndarray[Any, Any]:
+        vectors = np.full((len(texts), self.dim), 1e-6, dtype=np.float32)
+        for row, text in enumerate(texts):
+            for word in text.lower().split():
+                vectors[row, zlib.crc32(word.strip(".,").encode()) % self.dim] += 1
+        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+    encode_document = encode_query
+
+
+class Says:
+    """A logits processor under which every answer of a ChatML model is `text`, whatever was asked.
+
+    It depends on the token ids alone, as a processor must: the answer is what stands after the last header.
+    """
+
+    def __init__(self, reader: Reader, text: str) -> None:
+        encode = reader.tokenizer.encode
+        self.header = encode("<|im_start|>assistant\n", add_special_tokens=False)
+        self.answer = [*reader.encode(text), encode("<|im_end|>", add_special_tokens=False)[0]]
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        ids, header = input_ids[0].tolist(), self.header
+        start = next(i for i in range(len(ids), 0, -1) if ids[i - len(header) : i] == header)
+        said = len(ids) - start
+        forced = torch.full_like(scores, -torch.inf)
+        forced[:, self.answer[min(said, len(self.answer) - 1)]] = 0.0
+        return forced

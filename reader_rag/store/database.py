@@ -42,13 +42,16 @@ _BATCH = 500  # values in one IN (...)
 
 
 class Database:
-    """One connection, to be used by one thread at a time. Raises StoreError for whatever SQLite reports."""
+    """One connection, to be used by one thread at a time. Raises StoreError for whatever SQLite reports.
 
-    def __init__(self, path: Path) -> None:
+    Without a `path` everything is in memory, and gone when it is closed.
+    """
+
+    def __init__(self, path: Path | None) -> None:
         self.path = path
         try:
             self._connection: sqlite3.Connection | None = sqlite3.connect(
-                path, timeout=30, isolation_level=None, check_same_thread=False
+                path or ":memory:", timeout=30, isolation_level=None, check_same_thread=False
             )
         except sqlite3.Error as error:
             raise self._mended(error) from error
@@ -70,17 +73,17 @@ class Database:
         tables = {name for (name,) in self.query("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if not {"meta", "chunks", "tokens", "embedded"} <= tables:
             raise StoreError(
-                f"{self.path} is an SQLite file, but no store of reader_rag: name another folder"
+                f"{self._name} is an SQLite file, but no store of reader_rag: name another folder"
             )
         found = self.get("format") or ""
         if found.isdecimal() and int(found) > FORMAT:
             raise StoreError(
-                f"{self.path} has format {found}, this version of reader_rag reads up to {FORMAT}: "
+                f"{self._name} has format {found}, this version of reader_rag reads up to {FORMAT}: "
                 "pip install --upgrade reader-rag"
             )
         if found != str(FORMAT):
             raise self.corrupted(f"its format is {found!r}")
-        if self.path.stat().st_size <= _CHECKED_BYTES:
+        if self.path is not None and self.path.stat().st_size <= _CHECKED_BYTES:
             ((verdict,), *_) = self.query("PRAGMA quick_check(1)")
             if verdict != "ok":
                 raise self.corrupted(" ".join(verdict.split()))
@@ -90,8 +93,19 @@ class Database:
         return self._connection is not None
 
     @property
+    def store(self) -> str:
+        """What messages call the store."""
+        return f"the store in {self.path.parent if self.path else 'memory'}"
+
+    @property
     def read_only(self) -> bool:
-        return not (os.access(self.path, os.W_OK) and os.access(self.path.parent, os.W_OK))
+        return self.path is not None and not (
+            os.access(self.path, os.W_OK) and os.access(self.path.parent, os.W_OK)
+        )
+
+    @property
+    def _name(self) -> str:
+        return str(self.path or "the database in memory")
 
     def close(self) -> None:
         if self._connection is not None:
@@ -156,28 +170,35 @@ class Database:
             if self._opened().in_transaction:
                 self.run("ROLLBACK")
 
+    def copy_to(self, other: Database) -> None:
+        """Make the other database like this one, in one transaction of the other."""
+        try:
+            self._opened().backup(other._opened())
+        except sqlite3.Error as error:
+            raise other._mended(error) from error
+
     def corrupted(self, cause: str) -> StoreError:
         return StoreError(
-            f"{self.path} is corrupted ({cause}): restore it from a backup, or delete it and index again"
+            f"{self._name} is corrupted ({cause}): restore it from a backup, or delete it and index again"
         )
 
     def _opened(self) -> sqlite3.Connection:
         if self._connection is None:
-            raise StoreError(f"the store in {self.path.parent} is closed: open it again with Store.open")
+            raise StoreError(f"{self.store} is closed: open it again with Store.open")
         return self._connection
 
     def _mended(self, error: sqlite3.Error) -> StoreError:
         cause = str(error)
         if "locked" in cause or "busy" in cause:
             return StoreError(
-                f"{self.path} is locked: another process is writing to it; try again when it is done"
+                f"{self._name} is locked: another process is writing to it; try again when it is done"
             )
         if "readonly" in cause:
-            return StoreError(f"{self.path} is read-only: mend its permissions, or copy the folder")
+            return StoreError(f"{self._name} is read-only: mend its permissions, or copy the folder")
         if "full" in cause:
-            return StoreError(f"the disk of {self.path} is full: nothing was changed; free some space")
+            return StoreError(f"the disk of {self._name} is full: nothing was changed; free some space")
         if "unable to open" in cause or "disk I/O" in cause:
-            return StoreError(f"cannot open {self.path} ({cause}): mend its permissions or the path")
+            return StoreError(f"cannot open {self._name} ({cause}): mend its permissions or the path")
         if isinstance(error, sqlite3.DatabaseError):
             return self.corrupted(cause)
-        return StoreError(f"{self.path}: {cause}")
+        return StoreError(f"{self._name}: {cause}")

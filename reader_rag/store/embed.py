@@ -15,9 +15,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from reader_rag.errors import LoadError, MissingExtraError
+from reader_rag.errors import LoadError, MissingExtraError, StoreError
 
 DEFAULT_EMBEDDER = "all-MiniLM-L6-v2"
+GIVEN_VECTORS = "given vectors"
 _ORGANISATION = "sentence-transformers/"  # the hub's home of names without a slash
 _BATCH = 32
 _SAMPLE = 1 << 20  # bytes hashed at either end of a weights file
@@ -37,6 +38,21 @@ class Embedder(Protocol):
     def dim(self) -> int: ...
     def encode_query(self, texts: Sequence[str]) -> Floats: ...
     def encode_document(self, texts: Sequence[str]) -> Floats: ...
+
+
+class GivenVectors:
+    """The embedder of a store whose vectors come from outside, with every chunk and every question."""
+
+    name = GIVEN_VECTORS
+    dim = 0  # not known before the first vector
+
+    def encode_query(self, texts: Sequence[str]) -> Floats:
+        raise StoreError(
+            "this store cannot embed a text, since its vectors were given to it from outside: "
+            "give a vector with the text"
+        )
+
+    encode_document = encode_query
 
 
 class SentenceTransformerEmbedder:

@@ -26,8 +26,8 @@ logger = logging.getLogger("reader_rag")
 class SearchIndex:
     """Nearest rows of the chunks in a database. The caller holds the lock."""
 
-    def __init__(self, folder: Path, database: Database) -> None:
-        self.path = folder / "vectors.faiss"
+    def __init__(self, database: Database) -> None:
+        self.path = database.path and database.path.with_name("vectors.faiss")
         self._database = database
         self._vectors: Vectors | None = None
         self._generation = -1  # of the database, when the vectors were last like it
@@ -49,7 +49,9 @@ class SearchIndex:
 
     def save(self) -> None:
         """Write the index and record it, unless the file is right. A failure costs a rebuild, no more."""
-        if import_faiss() is None or self._database.read_only or self._database.get("dim") is None:
+        if self.path is None or import_faiss() is None or self._database.read_only:
+            return
+        if self._database.get("dim") is None:
             return
         vectors, record = self._synced(), self._record()
         assert isinstance(vectors, FaissVectors)
@@ -108,6 +110,8 @@ class SearchIndex:
 
     def _read(self, record: dict[str, Any]) -> bytes | None:
         """The file, if it is the recorded one: FAISS trusts what it reads, so it must read only what we wrote."""
+        if self.path is None:
+            return None
         try:
             content = self.path.read_bytes()
         except OSError:

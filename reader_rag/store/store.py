@@ -1,14 +1,14 @@
 """Store: chunks and their vectors in a folder, added, found and deleted.
 
 `store.db` (SQLite) is the truth; `vectors.faiss` is derived from it (reader_rag/store/index.py).
+The vectors are all of one embedder (reader_rag/store/embedding.py).
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import threading
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -17,15 +17,19 @@ import numpy.typing as npt
 
 from reader_rag.errors import SettingsError, StoreError
 from reader_rag.store.chunk import Chunk, Hit
-from reader_rag.store.columns import from_blob, to_blob, to_int32, to_json
+from reader_rag.store.columns import from_blob, to_blob, to_json
 from reader_rag.store.database import Database
-from reader_rag.store.embed import DEFAULT_EMBEDDER, Embedder, SentenceTransformerEmbedder
+from reader_rag.store.embed import GIVEN_VECTORS, Embedder, SentenceTransformerEmbedder
+from reader_rag.store.embedding import Encoder
 from reader_rag.store.files import PathLike, Reading, Report, read_paths
+from reader_rag.store.folder import database_in, holds_store
 from reader_rag.store.index import SearchIndex
-from reader_rag.store.progress import Progress, progress_bar
-from reader_rag.store.vectors import Floats
+from reader_rag.store.progress import Progress
+from reader_rag.store.tokens import token_arrays
+from reader_rag.store.vectors import Floats, diverse
 
-_EMBED_BATCH = 256  # chunks embedded between two saves of what is done
+Where = Callable[[Chunk], bool]
+"""Which chunks a search may find."""
 
 
 class Store:
@@ -38,12 +42,11 @@ class Store:
     Every method raises StoreError with the cause and the mend, and leaves the store as it was when it does.
     """
 
-    def __init__(self, folder: Path, database: Database, embedder: Embedder | None) -> None:
-        self.folder = folder
+    def __init__(self, database: Database, embedder: Embedder | None) -> None:
         self._database = database
-        self._embedder = embedder
-        self._index = SearchIndex(folder, database)
+        self._index = SearchIndex(database)
         self._lock = threading.RLock()  # guards database and index; never held while embedding
+        self._encoder = Encoder(database, self._lock, embedder)
         self._wrote = False
 
     @classmethod
@@ -54,33 +57,37 @@ class Store:
         Raises StoreError if another embedder made the store.
         """
         where = Path(folder).expanduser()
-        path = where / "store.db"
+        fresh = not holds_store(where, create)
+        if isinstance(embedder, str) or (fresh and embedder is None):
+            embedder = SentenceTransformerEmbedder(embedder)
+        database = database_in(where)
         try:
-            if where.exists() and not where.is_dir():
-                raise StoreError(f"{where} is a file, but a store is a folder: name a folder")
-            fresh = not path.exists()
-            if fresh and not create:
-                missing = "there is no store in it" if where.is_dir() else "there is no such folder"
-                raise StoreError(
-                    f"cannot open {where}: {missing}; mend the path, or index something into it first"
-                )
-            if isinstance(embedder, str) or (fresh and embedder is None):
-                embedder = SentenceTransformerEmbedder(embedder)
-            if fresh:
-                where.mkdir(parents=True, exist_ok=True)
-            where = where.resolve()
-        except OSError as error:
-            raise StoreError(
-                f"cannot open {where}: {error.strerror}; mend its permissions or the path"
-            ) from error
-        store = cls(where, Database(where / "store.db"), embedder)
-        try:
-            if embedder is not None:
-                store._check_embedder(embedder)
+            return cls(database, embedder)
         except BaseException:
-            store._database.close()
+            database.close()
             raise
-        return store
+
+    @classmethod
+    def in_memory(cls, embedder: Embedder | str | None = None) -> Store:
+        """An empty store without a folder: gone when it is closed, unless `save` has put it into one."""
+        if embedder is None or isinstance(embedder, str):
+            embedder = SentenceTransformerEmbedder(embedder)
+        return cls(Database(None), embedder)
+
+    def save(self, folder: PathLike) -> None:
+        """Make the store in `folder` like this one, in one transaction; a store that was there is replaced."""
+        where = Path(folder).expanduser()
+        holds_store(where, create=True)
+        with self._lock:
+            if where.resolve() == self.folder:
+                self._index.save()
+                return
+            target = database_in(where)
+            try:
+                self._database.copy_to(target)
+                SearchIndex(target).save()
+            finally:
+                target.close()
 
     def close(self) -> None:
         """Save the search index if this store changed it, and release the file. Closing twice is fine."""
@@ -105,27 +112,46 @@ class Store:
             return int(self._database.query("SELECT count(*) FROM chunks")[0][0])
 
     def __repr__(self) -> str:
-        return f"Store({str(self.folder)!r})"
+        return f"Store({str(self.folder)!r})" if self.folder else "Store.in_memory()"
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the store is; None for one in memory."""
+        return self._database.path and self._database.path.parent
 
     @property
     def embedder_name(self) -> str:
         """Name of the embedder that made the vectors, or will make the first."""
-        with self._lock:
-            recorded = self._database.get("embedder")
-        return recorded or (self._embedder.name if self._embedder else DEFAULT_EMBEDDER)
+        return self._encoder.name
+
+    @property
+    def embeds(self) -> bool:
+        """Whether texts can be added and searched by themselves; else every one needs its vector."""
+        return self.embedder_name != GIVEN_VECTORS
 
     # Writing
 
-    def add(self, chunks: Iterable[Chunk], progress: Progress = False) -> list[str]:
+    def add(
+        self,
+        chunks: Iterable[Chunk],
+        progress: Progress = False,
+        vectors: Iterable[Sequence[float] | Floats] | None = None,
+    ) -> list[str]:
         """Embed and keep chunks, all or none, and give their ids. A chunk replaces the one with its id.
 
         Chunks whose id and text are known are not embedded again. `progress` shows a bar if stderr is a
-        terminal, "always" in any case.
+        terminal, "always" in any case. `vectors`, one for each chunk, spares the embedding; they must be what
+        the store's embedder would give.
         """
         listed = list(chunks)
         for chunk in listed:
             _check_chunk(chunk)
-        self._write(listed, progress)
+        if vectors is None:
+            self._write(listed, self._embedded(listed, progress))
+        elif listed:
+            matrix = self._encoder.checked(list(vectors), len(listed), "vectors=")
+            given = dict(zip((chunk.id for chunk in listed), matrix, strict=True))
+            self._write(listed, given, renew_vectors=True)
         return [chunk.id for chunk in listed]
 
     def add_paths(self, paths: PathLike | Iterable[PathLike], progress: Progress = True) -> Report:
@@ -137,7 +163,7 @@ class Store:
         """
         reading = read_paths(paths, progress, leave_out=self.folder)
         chunks = [chunk for listed in reading.chunks.values() for chunk in listed]
-        self._write(chunks, progress, reading)
+        self._write(chunks, self._embedded(chunks, progress), reading)
         return Report(len(reading.chunks), len(chunks), reading.skipped)
 
     def delete(self, ids: Iterable[str]) -> int:
@@ -146,22 +172,48 @@ class Store:
         with self._lock, self._database.transaction():
             return self._delete(wanted)
 
+    def clear(self) -> int:
+        """Delete all chunks and give how many there were; the store stays with its embedder."""
+        with self._lock, self._database.transaction():
+            deleted = self._database.run("DELETE FROM chunks")
+            if deleted:
+                self._changed()
+            return deleted
+
     def _delete(self, ids: Iterable[str]) -> int:
         deleted = sum(self._database.run("DELETE FROM chunks WHERE id = ?", (name,)) for name in ids)
         if deleted:
             self._changed()
         return deleted
 
-    def _write(self, chunks: list[Chunk], progress: Progress, reading: Reading | None = None) -> None:
-        """Embed, then in one transaction delete what is replaced and insert what is new."""
+    def _embedded(self, chunks: Sequence[Chunk], progress: Progress) -> dict[str, Floats]:
+        """Vectors by chunk id; whatever cannot be kept is found before anything is embedded."""
+        for chunk in chunks:
+            to_json(chunk)
+        vectors = self._encoder.embed(chunks, progress)
+        return {chunk.id: vectors[chunk.text] for chunk in chunks}
+
+    def _write(
+        self,
+        chunks: Sequence[Chunk],
+        vectors: Mapping[str, Floats],
+        reading: Reading | None = None,
+        renew_vectors: bool = False,
+    ) -> None:
+        """In one transaction delete what is replaced and insert what is new; `vectors` are by chunk id."""
         latest = {chunk.id: chunk for chunk in chunks}  # of two chunks with one id the later counts
         metadata = {name: to_json(chunk) for name, chunk in latest.items()}
         path_of = {name: chunk.metadata["source"] if reading else None for name, chunk in latest.items()}
-        vectors = self._embed(chunks, progress)
+        blobs = {name: to_blob(vectors[name]) for name in latest}
         with self._lock, self._database.transaction():
-            if vectors:
-                self._claim(len(next(iter(vectors.values()))))
-            known = dict(self._database.query_in("SELECT id, text FROM chunks WHERE id IN ?", latest))
+            if latest:
+                self._encoder.claim(len(next(iter(vectors.values()))))
+            known = {
+                name: text if not renew_vectors or blob == blobs[name] else None
+                for name, text, blob in self._database.query_in(
+                    "SELECT id, text, vector FROM chunks WHERE id IN ?", latest
+                )
+            }
             same = [name for name, chunk in latest.items() if known.get(name) == chunk.text]
             new = [(name, chunk.text) for name, chunk in latest.items() if known.get(name) != chunk.text]
             self._delete([name for name, _ in new if name in known])
@@ -172,7 +224,7 @@ class Store:
             )
             self._database.run_many(
                 "INSERT INTO chunks (id, text, metadata, path, vector) VALUES (?, ?, ?, ?, ?)",
-                [(name, text, metadata[name], path_of[name], to_blob(vectors[text])) for name, text in new],
+                [(name, text, metadata[name], path_of[name], blobs[name]) for name, text in new],
             )
             self._database.run("DELETE FROM embedded")
             if new:
@@ -215,18 +267,94 @@ class Store:
         except ValueError as error:
             raise self._database.corrupted(f"the metadata of chunk {name!r} is not JSON") from error
 
-    def search(self, query: str, k: int = 4) -> list[Hit]:
-        """The k chunks nearest in meaning, best first; fewer if the store holds fewer."""
+    def chunks(self, where: Where | None = None) -> list[Chunk]:
+        """All chunks, or those for which `where` is true, in order of adding."""
+        with self._lock:
+            rows = self._database.query("SELECT id, text, metadata FROM chunks ORDER BY row")
+        chunks = [self._chunk(*columns) for columns in rows]
+        return chunks if where is None else [chunk for chunk in chunks if where(chunk)]
+
+    def ids_with(self, key: str, value: str | int) -> list[str]:
+        """Ids of the chunks whose metadata has this value under this key, in order of adding."""
+        with self._lock:
+            rows = self._database.query(
+                "SELECT id FROM chunks, json_each(metadata) AS entry "
+                "WHERE entry.key = ? AND entry.value = ? ORDER BY chunks.row",
+                (key, value),
+            )
+        return [name for (name,) in rows]
+
+    def vectors(self, ids: Iterable[str]) -> dict[str, Floats]:
+        """The vectors, float32 and of length 1, of the chunks with these ids; unknown ids are left out."""
+        wanted = _id_list(ids)
+        with self._lock:
+            found = self._database.query_in("SELECT id, vector FROM chunks WHERE id IN ?", wanted)
+            return {name: from_blob(blob) for name, blob in found}
+
+    def embed_query(self, query: str) -> Floats:
+        """The vector, float32 and of length 1, that `search` would use."""
+        if not isinstance(query, str) or not query.strip():
+            raise StoreError("the query is empty: ask something")
+        [vector] = self._encoder.encode("query", [query])
+        return vector  # type: ignore[no-any-return]
+
+    def search(self, query: str, k: int = 4, where: Where | None = None) -> list[Hit]:
+        """The k chunks nearest in meaning, best first; fewer if the store holds fewer.
+
+        `where` says which chunks may be found, and costs nothing but a wider search.
+        """
         if not isinstance(query, str) or not query.strip():
             raise StoreError("the query is empty: ask something")
         if k < 1:
             raise SettingsError(f"k is {k}: ask for at least one chunk")
-        if not len(self):
+        return self._nearest(self.embed_query(query), k, where) if len(self) else []
+
+    def search_vector(
+        self, vector: Sequence[float] | Floats, k: int = 4, where: Where | None = None
+    ) -> list[Hit]:
+        """`search` with the query's vector instead of its text."""
+        if k < 1:
+            raise SettingsError(f"k is {k}: ask for at least one chunk")
+        query = self._encoder.checked([vector], 1, "the query's vector")[0]
+        return self._nearest(query, k, where) if len(self) else []
+
+    def search_diverse(
+        self,
+        vector: Sequence[float] | Floats,
+        k: int = 4,
+        fetch_k: int = 20,
+        relevance: float = 0.5,
+        where: Where | None = None,
+    ) -> list[Hit]:
+        """Of the fetch_k nearest chunks the k that are near the query and unlike each other.
+
+        `relevance` weighs nearness to the query, 1 - relevance difference from what is chosen already.
+        """
+        if not 0 <= relevance <= 1:
+            raise SettingsError(f"relevance is {relevance}: it lies between 0 (diverse) and 1 (relevant)")
+        hits = self.search_vector(vector, max(k, fetch_k), where)
+        stored = self.vectors([hit.chunk.id for hit in hits])
+        hits = [hit for hit in hits if hit.chunk.id in stored]  # another thread may have deleted one
+        if not hits:
             return []
-        vector = self._encode("query", [query])[0]
+        query = self._encoder.checked([vector], 1, "the query's vector")[0]
+        matrix = np.stack([stored[hit.chunk.id] for hit in hits])
+        return [hits[position] for position in diverse(matrix, query, k, relevance)]
+
+    def _nearest(self, query: Floats, k: int, where: Where | None) -> list[Hit]:
+        # Hits come best first, so the first k that pass are the best k that pass: widen until there are k.
+        fetch = k if where is None else max(64, 4 * k)
+        while True:
+            hits = self._hits(query, fetch)
+            kept = hits if where is None else [hit for hit in hits if where(hit.chunk)]
+            if len(kept) >= k or len(hits) < fetch:
+                return kept[:k]
+            fetch *= 4
+
+    def _hits(self, query: Floats, k: int) -> list[Hit]:
         with self._lock:
             with self._database.snapshot():
-                found = self._index.nearest(vector, k)
+                found = self._index.nearest(query, k)
                 chunks = {
                     row: self._chunk(*columns)
                     for row, *columns in self._database.query_in(
@@ -243,141 +371,7 @@ class Store:
 
         `encode` is called without the lock, for chunks that have no ids under this fingerprint yet.
         """
-        with self._lock:
-            missing = self._database.query(
-                "SELECT row, text FROM chunks "
-                "WHERE row NOT IN (SELECT row FROM tokens WHERE fingerprint = ?) ORDER BY row",
-                (tokenizer_fingerprint,),
-            )
-        encoded = {row: to_int32(encode(text)) for row, text in missing}
-        with self._lock:
-            if encoded and not self._database.read_only:
-                with self._database.transaction():
-                    self._database.run_many(
-                        # A chunk may have been deleted meanwhile.
-                        "INSERT OR IGNORE INTO tokens SELECT ?, row, ? FROM chunks WHERE row = ?",
-                        [
-                            (tokenizer_fingerprint, ids.astype("<i4").tobytes(), row)
-                            for row, ids in encoded.items()
-                        ],
-                    )
-            stored = self._database.query(
-                "SELECT chunks.row, id, ids FROM chunks LEFT JOIN tokens "
-                "ON tokens.row = chunks.row AND fingerprint = ? ORDER BY chunks.row",
-                (tokenizer_fingerprint,),
-            )
-        return {
-            name: encoded[row] if blob is None else np.frombuffer(blob, "<i4").astype(np.int32)
-            for row, name, blob in stored
-            if blob is not None or row in encoded
-        }
-
-    # Embedding
-
-    def _check_embedder(self, embedder: Embedder) -> None:
-        """Refuse an embedder whose vectors cannot be compared with the stored ones."""
-        made_by, dim = self._database.get("embedder"), self._database.get("dim")
-        if made_by is not None and made_by != embedder.name:
-            raise StoreError(
-                f"the store in {self.folder} was made by the embedder {made_by!r}, not by {embedder.name!r}: "
-                f"open it with {made_by!r}, or index into another folder"
-            )
-        # A SentenceTransformerEmbedder is known by its name; asking for its dim would load the model.
-        if (
-            dim is not None
-            and not isinstance(embedder, SentenceTransformerEmbedder)
-            and embedder.dim != int(dim)
-        ):
-            raise self._wrong_dim(embedder.dim, dim)
-
-    def _wrong_dim(self, dim: int, recorded: str) -> StoreError:
-        return StoreError(
-            f"the store in {self.folder} holds vectors of {recorded} numbers, the embedder gives {dim}: "
-            "open it with the embedder that made it, or index into another folder"
-        )
-
-    def _claim(self, dim: int) -> None:
-        """Inside a transaction: the first vectors decide which embedder this store belongs to."""
-        embedder = self._ready_embedder()
-        self._check_embedder(embedder)
-        recorded = self._database.get("dim")
-        if recorded is None:
-            self._database.put("embedder", embedder.name)
-            self._database.put("dim", str(dim))
-            if isinstance(embedder, SentenceTransformerEmbedder):
-                self._database.put("embedder_source", embedder.source)
-        elif dim != int(recorded):
-            raise self._wrong_dim(dim, recorded)
-
-    def _ready_embedder(self) -> Embedder:
-        with self._lock:
-            if self._embedder is None:
-                name, source = self._database.get("embedder"), self._database.get("embedder_source")
-                if name is not None and name != DEFAULT_EMBEDDER and source is None:
-                    raise StoreError(
-                        f"the store in {self.folder} was made by the embedder object {name!r}: "
-                        "pass it to Store.open(folder, embedder=...)"
-                    )
-                embedder = SentenceTransformerEmbedder(
-                    source if name not in (None, DEFAULT_EMBEDDER) else None
-                )
-                self._check_embedder(embedder)
-                self._embedder = embedder
-            return self._embedder
-
-    def _encode(self, kind: str, texts: list[str]) -> Floats:
-        """float32 [len(texts), dim], of length 1 even if the embedder's are not."""
-        embedder = self._ready_embedder()
-        encode = embedder.encode_query if kind == "query" else embedder.encode_document
-        vectors = np.asarray(encode(texts), dtype=np.float32)
-        if vectors.ndim != 2 or len(vectors) != len(texts) or not np.isfinite(vectors).all():
-            raise StoreError(
-                f"the embedder {embedder.name!r} gave shape {vectors.shape} for {len(texts)} texts, or NaN: "
-                "it must give one finite vector for each text"
-            )
-        with self._lock:
-            recorded = self._database.get("dim")
-        if recorded is not None and vectors.shape[1] != int(recorded):
-            raise self._wrong_dim(vectors.shape[1], recorded)
-        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-        return np.asarray(vectors / np.where(lengths > 0, lengths, 1), dtype=np.float32)
-
-    def _embed(self, chunks: list[Chunk], progress: Progress) -> dict[str, Floats]:
-        """A vector for each text: the stored one if the store knows the chunk, else a new one.
-
-        New ones are saved aside batch by batch, so that an interrupted add can go on where it was.
-        """
-        if not chunks:
-            return {}
-        name = self._ready_embedder().name
-        with self._lock:
-            stored = self._database.query_in(
-                "SELECT text, vector FROM chunks WHERE id IN ?", {chunk.id for chunk in chunks}
-            )
-            vectors = {text: from_blob(blob) for text, blob in stored}
-            keys = {
-                chunk.text: hashlib.sha256(f"{name}\0{chunk.text}".encode()).hexdigest()
-                for chunk in chunks
-                if chunk.text not in vectors
-            }
-            aside = dict(
-                self._database.query_in("SELECT key, vector FROM embedded WHERE key IN ?", keys.values())
-            )
-        vectors |= {text: from_blob(aside[key]) for text, key in keys.items() if key in aside}
-        missing = [text for text in keys if text not in vectors]
-        with progress_bar(progress, len(missing), "embedding", "chunk") as advance:
-            for start in range(0, len(missing), _EMBED_BATCH):
-                batch = missing[start : start + _EMBED_BATCH]
-                made = self._encode("document", batch)
-                vectors |= zip(batch, made, strict=True)
-                if len(missing) > _EMBED_BATCH:
-                    with self._lock, self._database.transaction():
-                        self._database.run_many(
-                            "INSERT OR REPLACE INTO embedded VALUES (?, ?)",
-                            [(keys[text], to_blob(vector)) for text, vector in zip(batch, made, strict=True)],
-                        )
-                advance(len(batch))
-        return vectors
+        return token_arrays(self._database, self._lock, tokenizer_fingerprint, encode)
 
 
 def _check_chunk(chunk: object) -> None:

@@ -145,3 +145,23 @@ def nearest(vectors: Vectors, query: Floats, k: int) -> tuple[Rows, Floats]:
     scores = (vectors.take(rows) * query).sum(axis=1, dtype=np.float32)
     order = np.lexsort((rows, -scores))[:k]
     return rows[order], scores[order]
+
+
+def diverse(vectors: Floats, query: Floats, k: int, relevance: float) -> list[int]:
+    """Positions of up to k vectors, each near the query and far from those chosen before it.
+
+    The next one maximises relevance * cos(v, query) - (1 - relevance) * max cos(v, chosen), earlier ones first
+    among equals: maximal marginal relevance (Carbonell and Goldstein, 1998). vectors: float32 [n, dim] of length 1.
+    """
+    near = vectors @ query
+    chosen: list[int] = []
+    repeated = np.zeros(len(vectors), np.float32)  # the largest cosine to what is chosen
+    left = np.ones(len(vectors), bool)
+    while len(chosen) < min(k, len(vectors)):
+        gain = relevance * near - (1 - relevance) * repeated
+        best = int(np.argmax(np.where(left, gain, -np.inf)))
+        likeness = vectors @ vectors[best]
+        repeated = np.maximum(repeated, likeness) if chosen else likeness
+        chosen.append(best)
+        left[best] = False
+    return chosen

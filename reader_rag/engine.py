@@ -13,7 +13,7 @@ import torch
 from reader_rag.cache import write_text
 from reader_rag.load import Loaded, model_fingerprint
 from reader_rag.verify.attention import use_grouped_attention
-from reader_rag.verify.calibrate import best_width, pass_seconds
+from reader_rag.verify.calibrate import best_rows, best_width, pass_seconds, seconds_of
 from reader_rag.verify.forward import FixedForward
 from reader_rag.verify.kernels import can_pack, packed_bytes, packed_copy, packing_gain, twin_of
 from reader_rag.verify.plain import PlainForward
@@ -29,44 +29,63 @@ CPU_CHUNK, ACCELERATOR_CHUNK = 128, 512
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A model in the form in which passes run, and why."""
+    """A model in the form in which passes run, and why.
+
+    mode: "exact", "throughput" or "plain"; `reason` says why it is not what was asked for. pass_seconds: the cost curve, by tokens.
+    """
 
     forward: FixedForward | PlainForward
     fingerprint: str
     kernels: str
     pass_seconds: dict[int, float]
-    reason: str | None
+    mode: str
+    reason: str | None = None
+
+    def seconds_of(self, tokens: int) -> float:
+        """Seconds of a pass of `tokens`."""
+        return seconds_of(self.pass_seconds, tokens)
 
 
-def build_engine(loaded: Loaded, *, width: int | None, cache_dir: Path) -> Engine:
-    """Chooses kernels and width by measuring, once per model, dtype and machine (kept in `cache_dir`), and runs the self-check."""
+def build_engine(
+    loaded: Loaded, *, width: int | None, rows: int | None, exact: bool, cache_dir: Path
+) -> Engine:
+    """Chooses kernels, width and rows by measuring, once per model, dtype and machine (kept in `cache_dir`); runs the self-check."""
     fingerprint = model_fingerprint(loaded.model, loaded.tokenizer)
     chunk = CPU_CHUNK if loaded.device.type == "cpu" else ACCELERATOR_CHUNK
     book = Calibration(cache_dir / "calibration.json", _machine_key(loaded, fingerprint))
     kernels = _kernels(loaded, book)
+    net = _net(loaded, kernels)
+    if net is loaded.model and (rows or 1) > 1:
+        log.warning(
+            "%s runs one request per pass: its hooks or quantized layers keep torch's attention", loaded.name
+        )
+        rows = 1
     try:
         forward = FixedForward(
-            _net(loaded, kernels),
+            net,
             loaded.model.config,
             width=width or PACKED_ROWS,
             chunk=chunk,
             device=loaded.device,
+            rows=rows or 1,
+            single=None if exact or kernels == "generic" else _net(loaded, "generic"),
         )
-        reason = why_not_exact(forward, loaded.model, vocabulary_of(loaded.model))
+        reason = why_not_exact(forward, loaded.model, vocabulary_of(loaded.model), bitwise=exact)
     except (AttributeError, TypeError) as error:
         reason = f"its configuration names no attention layers ({error})"
     if reason is not None:
         log.warning("%s runs without drafts: %s", loaded.name, reason)
-        return Engine(
-            PlainForward(loaded.model, chunk=chunk, device=loaded.device), fingerprint, "generic", {}, reason
-        )
+        plain = PlainForward(loaded.model, chunk=chunk, device=loaded.device)
+        return Engine(plain, fingerprint, "generic", {}, "plain", reason)
     seconds: dict[int, float] = {}
-    if width is None:
-        known = book.get("pass_seconds") or {str(w): s for w, s in pass_seconds(forward).items()}
-        book.put("pass_seconds", known)
-        seconds = {int(w): float(s) for w, s in known.items()}
-        forward.width = best_width(seconds)
-    return Engine(forward, fingerprint, kernels, seconds, None)
+    if width is None or not exact or (rows is None and loaded.device.type != "cpu"):
+        known = book.get("seconds") or {str(size): s for size, s in pass_seconds(forward).items()}
+        book.put("seconds", known)
+        seconds = {int(size): float(s) for size, s in known.items()}
+        forward.width = width or best_width(seconds, rows or 1)
+        if rows is None and net is not loaded.model and loaded.device.type != "cpu":
+            forward.rows = best_rows(seconds, forward.width)
+    return Engine(forward, fingerprint, kernels, seconds, "exact" if exact else "throughput")
 
 
 def _kernels(loaded: Loaded, book: Calibration) -> str:

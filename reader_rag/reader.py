@@ -1,35 +1,37 @@
-"""Reader: the loop that drafts, verifies, commits and streams, and the model it runs on."""
+"""Reader: a model, what it remembers, and the requests that run on it (the loop itself is in loop.py)."""
 
 from __future__ import annotations
 
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from reader_rag.cache import user_cache_dir
-from reader_rag.draft import Draft, make_drafter
+from reader_rag.draft import Drafter, make_drafter
 from reader_rag.engine import build_engine, vocabulary_of
-from reader_rag.errors import PromptError, SettingsError
+from reader_rag.errors import PromptError, ReaderError, SettingsError
 from reader_rag.load import Loaded, context_length, eos_ids, load_model
+from reader_rag.loop import Loop
 from reader_rag.memory import Memory
+from reader_rag.prefixes import PrefixCache
 from reader_rag.prompt import chunk_encodings, control_ids, encode_prompt, encode_text
 from reader_rag.request import Request
 from reader_rag.settings import Drafting, Sampling
-from reader_rag.spans import find_spans
 from reader_rag.stats import Answer, Stats, Step
 from reader_rag.store.chunk import Chunk, as_chunks
-from reader_rag.stream import TextStream
-from reader_rag.verify.accept import ROOT, walk
-from reader_rag.verify.sampling import Sampler, top_evidence
+from reader_rag.structured.calls import text_stream
+from reader_rag.structured.matching import Grammars
+from reader_rag.structured.source import GrammarSource
+from reader_rag.structured.tools import plan_tools
+from reader_rag.ticket import Ticket
+from reader_rag.verify.sampling import Sampler
 
-EVIDENCE = 8
-"""Top tokens kept of every computed position: the model's soft evidence."""
+PREFIX_BYTES = 512 << 20
+"""KV of finished requests that is kept for prompts which begin the same way."""
 ENCODED_CHUNKS = 4096
 
 Prompt = str | Sequence[int] | Sequence[dict[str, Any]]
@@ -39,7 +41,7 @@ class Reader:
     """A local model that answers with lookups verified in fixed-shape passes: same text, fewer passes.
 
     Make one with `Reader.load` (or `Reader.shared`, one per process and model). `generate` returns an Answer, `stream` yields Steps.
-    Threads may share a Reader: passes take turns, streams interleave. The text is a pure function of model, dtype, device, width,
+    Threads may share a Reader: their requests share passes. The text is a pure function of model, dtype, device, rows, width,
     prompt, sampling and seed; drafts, sources and neighbours cannot change it (docs/losslessness.md).
 
     >>> reader = Reader.load("Qwen/Qwen2.5-7B-Instruct")                             # doctest: +SKIP
@@ -51,31 +53,40 @@ class Reader:
         loaded: Loaded,
         *,
         width: int | None = None,
+        rows: int | None = None,
+        exact: bool = True,
         context: int | None = None,
         drafting: Drafting | None = None,
+        prefix_bytes: int = PREFIX_BYTES,
         cache_dir: str | Path | None = None,
     ) -> None:
-        if width is not None and not 1 <= width <= 256:
+        _in_range("width", width, 256, "a row of a pass takes 1 to 256 tokens")
+        _in_range("rows", rows, 256, "a pass serves 1 to 256 requests")
+        if prefix_bytes < 0:
             raise SettingsError(
-                f"width is {width}; a pass takes 1 to 256 tokens, or None to let the Reader measure"
+                f"prefix_bytes is {prefix_bytes}; give a number of bytes, or 0 to keep nothing"
             )
         folder = user_cache_dir(cache_dir)
-        engine = build_engine(loaded, width=width, cache_dir=folder)
+        engine = build_engine(loaded, width=width, rows=rows, exact=exact, cache_dir=folder)
         self.model, self.tokenizer, self.name = loaded.model, loaded.tokenizer, loaded.name
         self.dtype, self.device = loaded.dtype, loaded.device
         self.drafting = drafting or Drafting()
-        self.mode = "plain" if engine.reason else "exact"
-        self.mode_reason = engine.reason
+        self.mode, self.mode_reason = engine.mode, engine.reason
         self.kernels, self.pass_seconds = engine.kernels, engine.pass_seconds
         self.context_length = context_length(loaded.model.config, context)
         self._forward = engine.forward
         self._eos = eos_ids(loaded.model, loaded.tokenizer)
         self._control = control_ids(loaded.tokenizer)
         self._vocabulary = vocabulary_of(loaded.model)
+        self._grammars = Grammars(loaded.tokenizer, self._vocabulary, self._eos)
         self._memory = Memory(engine.fingerprint, folder, self.drafting)
         self._encodings = lru_cache(ENCODED_CHUNKS)(lambda text: chunk_encodings(self.tokenizer, text))
-        self._lock = threading.Lock()
-        self._arenas: list[Any] = []
+        self._loop = Loop(
+            engine.forward,
+            eos=self._eos,
+            prefixes=PrefixCache(prefix_bytes, engine.forward.chunk),
+            seconds=engine.seconds_of if self.mode == "throughput" else None,
+        )
 
     @classmethod
     def load(
@@ -86,8 +97,11 @@ class Reader:
         dtype: Any = "auto",
         device: Any = "auto",
         width: int | None = None,
+        rows: int | None = None,
+        exact: bool = True,
         context: int | None = None,
         drafting: Drafting | None = None,
+        prefix_bytes: int = PREFIX_BYTES,
         cache_dir: str | Path | None = None,
         local_files_only: bool = False,
         model_kwargs: dict[str, Any] | None = None,
@@ -95,8 +109,10 @@ class Reader:
     ) -> Reader:
         """Loads a model: None (the demo model), a hub id, a folder, a .gguf file, or a live model with its tokenizer.
 
-        dtype "auto" is the fastest that the device computes natively; `width` is the tokens of a pass, measured when None;
-        `context` lowers the model's own limit. Raises LoadError or MissingExtraError with the mend.
+        dtype "auto" is the fastest that the device computes natively. A pass serves `rows` requests with `width` tokens each; both
+        are measured when None. `exact=False` is throughput mode: passes take only the tokens that pay, and in bfloat16
+        another rounding may then choose another token. `context` lowers the model's own limit; `prefix_bytes` caps the KV kept
+        for prompts that begin like earlier ones. Raises LoadError or MissingExtraError with the mend.
         """
         loaded = load_model(
             model,
@@ -108,7 +124,16 @@ class Reader:
             model_kwargs=model_kwargs,
             progress=progress,
         )
-        return cls(loaded, width=width, context=context, drafting=drafting, cache_dir=cache_dir)
+        return cls(
+            loaded,
+            width=width,
+            rows=rows,
+            exact=exact,
+            context=context,
+            drafting=drafting,
+            prefix_bytes=prefix_bytes,
+            cache_dir=cache_dir,
+        )
 
     @classmethod
     def shared(cls, model: Any = None, tokenizer: Any = None, **options: Any) -> Reader:
@@ -122,8 +147,13 @@ class Reader:
 
     @property
     def width(self) -> int:
-        """W: tokens of a decoding pass."""
+        """W: tokens of one request in a decoding pass."""
         return self._forward.width
+
+    @property
+    def rows(self) -> int:
+        """R: requests that a decoding pass serves."""
+        return self._forward.rows
 
     @property
     def has_chat_template(self) -> bool:
@@ -143,9 +173,17 @@ class Reader:
         """How many tokens `text` has for this model."""
         return len(self.encode(text))
 
-    def encode_prompt(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
+    def encode_prompt(
+        self,
+        prompt: Prompt,
+        *,
+        raw: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
+        tool_format: str | None = None,
+    ) -> list[int]:
         """The token ids that `generate` would start from."""
-        return encode_prompt(self.tokenizer, prompt, raw=raw)
+        use = plan_tools(self.tokenizer, tools, format=tool_format)
+        return encode_prompt(self.tokenizer, prompt, raw=raw, tools=use.tools, tool_format=use.format)
 
     def offer(self, chunks: Sequence[Chunk | str], scope: str = "default") -> None:
         """Puts retrieved chunks, the best first, into the scope's pool, from which its later requests draft.
@@ -157,38 +195,84 @@ class Reader:
 
     def generate(self, prompt: Prompt, **options: Any) -> Answer:
         """Answers `prompt`; takes the options of `stream`."""
-        answer = None
-        for step in self.stream(prompt, **options):
-            answer = step.answer
-        assert answer is not None
-        return answer
+        return self.submit(prompt, **options).result()
 
-    def stream(
-        self,
-        prompt: Prompt,
-        *,
-        sampling: Sampling | None = None,
-        chunks: Sequence[Chunk | str] = (),
-        drafting: Drafting | None = None,
-        scope: str = "default",
-        raw: bool = False,
-    ) -> Iterator[Step]:
+    def generate_batch(
+        self, prompts: Sequence[Prompt], *, return_exceptions: bool = False, **options: Any
+    ) -> list[Answer | Exception]:
+        """Answers several prompts in shared passes, in order; each text is the one that `generate` gives.
+
+        Takes the options of `stream`; `sampling` and `chunks` may also be lists with one entry per prompt. All prompts are checked
+        before anything runs. With `return_exceptions` a failed request leaves its exception in its place; otherwise the first
+        failure is raised when all others are done.
+        """
+        count = len(prompts)
+        each = [
+            {name: _of_prompt(name, value, i, count) for name, value in options.items()} for i in range(count)
+        ]
+        results: list[Answer | Exception] = []
+        tickets: list[Ticket | Exception] = []
+        for prompt, chosen in zip(prompts, each, strict=True):
+            try:
+                tickets.append(self.submit(prompt, **chosen))
+            except ReaderError as error:
+                if not return_exceptions:
+                    for ticket in tickets:
+                        if isinstance(ticket, Ticket):
+                            ticket.cancel()
+                    raise
+                tickets.append(error)
+        for ticket in tickets:
+            try:
+                results.append(ticket if isinstance(ticket, Exception) else ticket.result())
+            except Exception as error:
+                results.append(error)
+        if not return_exceptions:
+            for result in results:
+                if isinstance(result, Exception):
+                    raise result
+        return results
+
+    def submit(self, prompt: Prompt, **options: Any) -> Ticket:
+        """Queues a request; it runs while anyone waits for this Reader. Takes the options of `stream`; raises as it does."""
+        request = self._open(prompt, **options)
+        request.in_full = True
+        return Ticket(self._loop, request)
+
+    def stream(self, prompt: Prompt, **options: Any) -> Iterator[Step]:
         """Yields a Step per pass (and an empty one per prefill chunk); the last one carries the Answer.
 
         Closing the generator ends the work within one pass.
 
         prompt: text (one user message, unless `raw` or the model has no chat template), messages, or token ids.
+        sampling: a Sampling; None is greedy, at most 256 tokens.
         chunks: what was retrieved for this request. They serve drafting and spans; they never enter the prompt.
-        drafting: `Drafting(sources=())` is plain decoding. scope: who shares learned statistics and chunks.
+        drafting: `Drafting(sources=())` is plain decoding. scope: who shares learned statistics, chunks and read prompts.
+        tools, tool_choice, tool_format, parallel_tool_calls: see reader_rag.structured.
+        drafter: an object with the methods of reader_rag.draft.Drafter that drafts instead of the sources of `drafting`.
         Raises PromptError or SettingsError at once, before anything runs.
         """
-        return self._run(
-            self._open(prompt, sampling or Sampling(), chunks, drafting or self.drafting, scope, raw)
-        )
+        return self._run(self._open(prompt, **options))
+
+    def learn(self, text: str | Sequence[int], *, scope: str = "default") -> int:
+        """Reads text (or token ids) with the model, so that later drafts of the scope know what it expects there.
+
+        Costs a prefill and writes no token. Returns the number of tokens read.
+        """
+        tokens = self.encode(text) if isinstance(text, str) else list(text)
+        for start in range(0, len(tokens), self.context_length - 1):
+            part = tokens[start : start + self.context_length - 1]
+            if len(part) > 1:
+                request = self._open(part, drafting=Drafting(sources=("ngrams",)), scope=scope)
+                request.budget = 0
+                for _ in self._run(request):
+                    pass
+        return len(tokens)
 
     def forget(self) -> None:
-        """Drops what was learned and offered in this process, in every scope; files in the cache folder stay."""
+        """Drops what was learned, offered and read in this process, in every scope; files in the cache folder stay."""
         self._memory.forget()
+        self._loop.clear()
 
     def save(self) -> None:
         """Writes the learned statistics of every scope to the cache folder (this also happens at exit)."""
@@ -197,22 +281,32 @@ class Reader:
     def close(self) -> None:
         """Saves, and frees KV memory. The Reader may be used again."""
         self.save()
-        with self._lock:
-            self._arenas.clear()
+        self._loop.clear()
 
     # One request, stage by stage.
 
     def _open(
         self,
         prompt: Prompt,
-        sampling: Sampling,
-        chunks: Sequence[Chunk | str],
-        drafting: Drafting,
-        scope: str,
-        raw: bool,
+        *,
+        sampling: Sampling | None = None,
+        chunks: Sequence[Chunk | str] = (),
+        drafting: Drafting | None = None,
+        drafter: Drafter | None = None,
+        scope: str = "default",
+        raw: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
+        tool_choice: Any = "auto",
+        tool_format: str | None = None,
+        parallel_tool_calls: bool | None = None,
     ) -> Request:
         started = time.perf_counter()
-        tokens = encode_prompt(self.tokenizer, prompt, raw=raw)
+        sampling, drafting = sampling or Sampling(), drafting or self.drafting
+        use = plan_tools(
+            self.tokenizer, tools, choice=tool_choice, parallel=parallel_tool_calls, format=tool_format
+        )
+        rules = self._grammars.rules(sampling.constraint, use.constraint)
+        tokens = encode_prompt(self.tokenizer, prompt, raw=raw, tools=use.tools, tool_format=use.format)
         room = self.context_length - len(tokens)
         if not tokens:
             raise PromptError("the prompt has no tokens; pass a question")
@@ -222,9 +316,11 @@ class Reader:
                 "retrieve fewer or shorter chunks, or shorten the conversation"
             )
         given, memory = as_chunks(chunks), self._memory.of(scope)
-        sources = drafting.sources if self.mode == "exact" else ()
+        sources = () if self.mode == "plain" else drafting.sources
+        if rules is not None and sources:
+            sources = (GrammarSource(rules), *sources)
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(32)
-        drafter = make_drafter(
+        drafter = drafter or make_drafter(
             [s if isinstance(s, str) else s.name for s in sources],
             chunk_tokens=[ids for chunk in given for ids in self._encodings(chunk.text)],
             pool=memory.pool,
@@ -238,6 +334,7 @@ class Reader:
             mode=self.mode,
             reason=self.mode_reason,
             width=self.width,
+            rows=self.rows,
             scope=scope,
             seed=seed if sampling.temperature > 0 else None,
         )
@@ -245,153 +342,50 @@ class Reader:
             tokens=tokens,
             prompt_tokens=len(tokens),
             budget=min(sampling.max_tokens, room),
-            sampler=Sampler(sampling, seed, self._eos, prompt_tokens=len(tokens)),
+            sampler=Sampler(sampling, seed, self._eos, prompt_tokens=len(tokens), rules=rules),
             drafter=drafter,
-            text=TextStream(self.tokenizer, sampling.stop, self._control),
+            text=text_stream(self.tokenizer, sampling.stop, self._control, use),
             stats=stats,
             chunks=(*given, *memory.recent(exclude={chunk.id for chunk in given})),
             started=started,
-            prompt_evidence=drafting.prompt_evidence and bool(sources),
+            wants_evidence=drafting.prompt_evidence and bool(sources),
         )
 
     def _run(self, request: Request) -> Iterator[Step]:
-        with self._lock:
-            request.arena = self._arenas.pop() if self._arenas else self._forward.new_arena()
+        self._loop.submit(request)
         try:
-            # 1. Prefill all but the last prompt token, chunk by chunk; the last one is the root of the first pass.
-            known = request.prompt_tokens - 1
-            evidence: tuple[list[list[int]], list[list[float]]] = ([], [])
-            for start in range(0, known, self._forward.chunk):
-                with self._lock:
-                    self._prefill(request, start, min(start + self._forward.chunk, known), evidence)
-                yield Step((), "")  # a place to stop at: a long prompt takes seconds
-            self._read_prompt(request, evidence)
-            finish = None
-            while finish is None:
-                with self._lock:
-                    step = self._pass(request)
-                finish = step.finish_reason
+            finished = False
+            while not finished:
+                step = self._loop.take(request)
+                finished = step.finish_reason is not None
                 yield step
         finally:
-            with self._lock:
-                self._arenas.append(request.arena)
-
-    def _prefill(
-        self, request: Request, start: int, stop: int, evidence: tuple[list[list[int]], list[list[float]]]
-    ) -> None:
-        began = time.perf_counter()
-        logits = self._forward.prefill(
-            request.arena, request.tokens[start:stop], start, want_logits=request.prompt_evidence
-        )
-        if logits is not None:
-            _, ids, probs = top_evidence(logits, EVIDENCE)
-            evidence[0].extend(ids)
-            evidence[1].extend(probs)
-        request.stats.prefill_s += time.perf_counter() - began
-
-    def _read_prompt(self, request: Request, evidence: tuple[list[list[int]], list[list[float]]]) -> None:
-        began = time.perf_counter()
-        ids, probs = (np.array(rows) if rows else None for rows in evidence)
-        request.drafter.observe_prompt(request.tokens, ids, probs)
-        request.stats.draft_s += time.perf_counter() - began
-
-    def _pass(self, request: Request) -> Step:
-        """Draft, verify, commit, stream: one forward pass of the model."""
-        stats, tokens = request.stats, request.tokens
-        left = request.budget - stats.tokens
-        position = len(tokens) - 1
-
-        # 2. Draft: a tree of likely continuations of at most width - 1 nodes.
-        t0 = time.perf_counter()
-        limit = min(self.width - 1, left - 1)
-        chain_limit = min(limit, self._forward.chain_limit(position))
-        draft = request.drafter.draft(request.pending[:chain_limit], limit, chain_limit)
-
-        # 3. Verify: one pass over [last token, draft, padding], then walk the tree with the target's own choices.
-        t1 = time.perf_counter()
-        logits = self._forward.decode(request.arena, position, [tokens[-1], *draft.tokens], draft.parents)
-        best, top_ids, top_probs = top_evidence(logits, EVIDENCE)
-        t2 = time.perf_counter()
-        sampler = request.sampler
-
-        def choose(node: int, path: Sequence[int]) -> int:
-            if sampler.is_greedy_plain:
-                return best[node + 1]
-            return sampler.choose(logits[node + 1], [*tokens, *path], len(tokens) + len(path))
-
-        verdict = walk(draft.tokens, draft.parents, draft.chain, choose, self._eos.__contains__)
-
-        # 4. Commit what counts: nothing after a stop string or an end-of-sequence token goes on from here.
-        delta = request.text.push(verdict.tokens)
-        taken = verdict.tokens[: delta.kept_tokens]
-        tokens.extend(taken)
-        stats.passes += 1
-        stats.tokens += len(taken)
-        accepted = min(verdict.accepted, len(taken))
-        self._count(request, draft, accepted)
-        ended = delta.stopped or taken[-1] in self._eos
-        finish = "stop" if ended else "length" if stats.tokens >= request.budget else None
-        t3 = time.perf_counter()
-
-        # 5. Learn: what the model said at every position it computed is evidence for what comes later.
-        if finish is None:
-            request.pending = verdict.pending
-        self._learn(request, draft, taken, top_ids, top_probs)
-        t4 = time.perf_counter()
-        if stats.passes == 1:
-            stats.ttft_s = t4 - request.started
-        stats.draft_s += (t1 - t0) + (t4 - t3)
-        stats.verify_s += t2 - t1
-        stats.other_s += t3 - t2
-        return self._step(request, taken, delta.text, finish)
-
-    def _count(self, request: Request, draft: Draft, accepted: int) -> None:
-        stats, names = request.stats, request.drafter.source_names
-        stats.drafted += len(draft.tokens)
-        stats.accepted += accepted
-        for node, origin in enumerate(draft.origins):
-            stats.count(stats.drafted_by_source, names[origin])
-            if node < accepted:
-                stats.count(stats.accepted_by_source, names[origin])
-
-    def _learn(
-        self,
-        request: Request,
-        draft: Draft,
-        taken: Sequence[int],
-        top_ids: list[list[int]],
-        top_probs: list[list[float]],
-    ) -> None:
-        count = len(taken)
-        paths: list[list[int]] = []
-        for node, parent in enumerate(draft.parents):
-            paths.append([*(paths[parent] if parent != ROOT else ()), draft.tokens[node]])
-            if node >= draft.chain or node >= count - 1:
-                request.drafter.observe_branch(paths[node], top_ids[node + 1], top_probs[node + 1])
-        request.drafter.observe(taken, top_ids[:count], top_probs[:count])
-
-    def _step(self, request: Request, taken: tuple[int, ...], text: str, finish: str | None) -> Step:
-        if finish is None:
-            request.shown.append(text)
-            return Step(taken, text)
-        text += request.text.finish()
-        request.shown.append(text)
-        whole = "".join(request.shown)
-        request.stats.dropped_sources = request.drafter.dropped()
-        request.stats.drafted_by_source = dict(sorted(request.stats.drafted_by_source.items()))
-        answer = Answer(
-            text=whole,
-            tokens=tuple(request.tokens[request.prompt_tokens :]),
-            finish_reason=finish,
-            prompt_tokens=request.prompt_tokens,
-            stats=request.stats,
-            spans=find_spans(whole, request.chunks),
-        )
-        return Step(taken, text, finish, answer)
+            self._loop.cancel(request)
 
 
 _SHARED: dict[tuple[Any, ...], Reader] = {}
 _SHARED_LOCK = threading.Lock()
+
+
+def _of_prompt(name: str, value: Any, index: int, count: int) -> Any:
+    """The value of an option for one prompt of a batch: its own entry of a list of them, or the one value for all."""
+    lists = (
+        name == "chunks"
+        and isinstance(value, list | tuple)
+        and any(isinstance(v, list | tuple) for v in value)
+    )
+    if not lists and not (name == "sampling" and isinstance(value, list | tuple)):
+        return value
+    if len(value) != count:
+        raise SettingsError(
+            f"{name} has {len(value)} entries for {count} prompts; give one for each, or one for all"
+        )
+    return value[index]
+
+
+def _in_range(name: str, value: int | None, most: int, meaning: str) -> None:
+    if value is not None and not 1 <= value <= most:
+        raise SettingsError(f"{name} is {value}; {meaning}, or None to let the Reader measure")
 
 
 def _identity(thing: Any) -> Any:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from reader_rag.verify.arena import Arena
 from reader_rag.verify.attention import use_grouped_attention
-from reader_rag.verify.forward import FixedForward, bucket_edge
+from reader_rag.verify.forward import FixedForward, Job, bucket_edge
 from reader_rag.verify.kernels import PackedLinear, can_pack, packed_copy, twin_of
 from reader_rag.verify.selfcheck import why_not_exact
 
@@ -57,6 +57,10 @@ def filled(forward, prompt):
     return arena
 
 
+def decode(forward, arena, position, tokens, parents=()):
+    return forward.decode([Job(arena, position, tokens, parents)])[0]
+
+
 @given(st.integers(0, 200_000))
 def test_buckets_are_functions_of_position_and_grow_slowly(position):
     edge = bucket_edge(position)
@@ -77,12 +81,12 @@ def test_a_drafted_pass_gives_the_bits_of_plain_passes(dtype, packed, context):
     prompt = [rng.randrange(300) for _ in range(context)]
     chain = [rng.randrange(300) for _ in range(WIDTH)]
     plain_arena = filled(forward, prompt)
-    plain = [forward.decode(plain_arena, context + i, [token], [])[0] for i, token in enumerate(chain)]
+    plain = [decode(forward, plain_arena, context + i, [token])[0] for i, token in enumerate(chain)]
     drafted_arena = filled(forward, prompt)
     keep = min(forward.chain_limit(context), 4)
     side = [rng.randrange(300) for _ in range(WIDTH - 1 - keep)]
     parents = [*range(-1, keep - 1), *[rng.randrange(-1, keep) for _ in side]]
-    rows = forward.decode(drafted_arena, context, [chain[0], *chain[1 : keep + 1], *side], parents)
+    rows = decode(forward, drafted_arena, context, [chain[0], *chain[1 : keep + 1], *side], parents)
     for i in range(keep + 1):
         assert torch.equal(rows[i], plain[i])
 
@@ -101,9 +105,9 @@ def test_passes_agree_with_the_models_own_forward_also_past_a_sliding_window(kin
     rng = random.Random(1)
     ids = [rng.randrange(1, 300) for _ in range(90)]
     arena = filled(forward, ids[:70])
-    got = torch.stack([forward.decode(arena, 70 + i, [ids[70 + i]], [])[0] for i in range(10)])
-    branch = forward.decode(
-        arena, 80, [ids[80], ids[81], 7, ids[82]], [-1, -1, 0]
+    got = torch.stack([decode(forward, arena, 70 + i, [ids[70 + i]])[0] for i in range(10)])
+    branch = decode(
+        forward, arena, 80, [ids[80], ids[81], 7, ids[82]], [-1, -1, 0]
     )  # main: 81; side: 7, and 82 under 81
     with torch.inference_mode():
         want = model(torch.tensor([ids])).logits[0]
@@ -115,8 +119,8 @@ def test_leftovers_of_a_rejected_draft_change_nothing():
     forward = forward_of(tiny())
     prompt = list(range(1, 21))
     clean, dirty = filled(forward, prompt), filled(forward, prompt)
-    forward.decode(dirty, 20, [9, *range(100, 100 + WIDTH - 1)], list(range(-1, WIDTH - 2)))
-    assert torch.equal(forward.decode(clean, 20, [9], []), forward.decode(dirty, 20, [9], []))
+    decode(forward, dirty, 20, [9, *range(100, 100 + WIDTH - 1)], list(range(-1, WIDTH - 2)))
+    assert torch.equal(decode(forward, clean, 20, [9]), decode(forward, dirty, 20, [9]))
 
 
 def test_padding_never_makes_nan_and_the_arena_grows_without_losing_keys():
@@ -124,7 +128,7 @@ def test_padding_never_makes_nan_and_the_arena_grows_without_losing_keys():
     forward = forward_of(model)
     prompt = [random.Random(2).randrange(300) for _ in range(300)]
     arena = filled(forward, prompt)
-    grown = forward.decode(arena, 300, [1], [])
+    grown = decode(forward, arena, 300, [1])
     assert arena.slots >= 512
     assert torch.isfinite(grown).all()
     with torch.inference_mode():

@@ -1,7 +1,9 @@
-"""Attention for a few queries over a long key view, without copying keys for grouped heads.
+"""Attention for a few queries over long key views, without copying keys for grouped heads and without padding rows.
 
 transformers repeats every key and value head for its group before calling torch's kernel: at 16 queries and a thousand keys the copy
 costs more than the product. Here the queries of a group are stacked instead: [1, heads, n, d] -> [1, kv_heads, group * n, d].
+A pass over several rows is one long sequence for every other layer; here each stretch of it reads the keys of its own row, in a call
+of its own, so that no row can see or round another.
 """
 
 from __future__ import annotations
@@ -10,31 +12,49 @@ import torch
 from torch import nn
 from transformers import AttentionInterface, PreTrainedConfig
 
+from reader_rag.verify.arena import Rows
+
 NAME = "reader_rag_grouped"
 
 
 def grouped_attention(
     module: nn.Module,
     query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    key: torch.Tensor | Rows,
+    value: torch.Tensor | Rows,
+    attention_mask: torch.Tensor,
     dropout: float = 0.0,
     scaling: float | None = None,
     **kwargs: object,
 ) -> tuple[torch.Tensor, None]:
-    """Query [1, heads, n, d], key and value [1, kv_heads, view, d], boolean mask [1, 1, n, view] -> [1, n, heads, d]."""
+    """Query [1, heads, n, d], keys and values [1, kv_heads, view, d] of each stretch -> [1, n, heads, d].
+
+    The boolean mask is [1, 1, n, view]; of several stretches, side by side, [1, 1, tokens of the longest, sum of views].
+    """
+    if not (isinstance(key, Rows) and isinstance(value, Rows)):
+        assert isinstance(key, torch.Tensor)
+        assert isinstance(value, torch.Tensor)
+        return _attend(query, key, value, attention_mask, scaling), None
+    outs, first, left = [], 0, 0
+    for count, keys, values in zip(key.counts, key.views, value.views, strict=True):
+        right = left + keys.shape[2]
+        part = query[:, :, first : first + count]
+        outs.append(_attend(part, keys, values, attention_mask[:, :, :count, left:right], scaling))
+        first, left = first + count, right
+    return torch.cat(outs, dim=1), None
+
+
+def _attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scaling: float | None
+) -> torch.Tensor:
     batch, heads, count, dim = query.shape
     kv_heads = key.shape[1]
     group = heads // kv_heads
     if group > 1:
         query = query.reshape(batch, kv_heads, group * count, dim)
-        if attention_mask is not None:
-            attention_mask = attention_mask.repeat(1, 1, group, 1)
-    out = nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=attention_mask, scale=scaling
-    )
-    return out.reshape(batch, heads, count, value.shape[-1]).transpose(1, 2).contiguous(), None
+        mask = mask.repeat(1, 1, group, 1)
+    out = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
+    return out.reshape(batch, heads, count, value.shape[-1]).transpose(1, 2).contiguous()
 
 
 def use_grouped_attention(model: nn.Module) -> None:

@@ -1,21 +1,24 @@
 """Fixed-shape passes: every forward pass is a function of absolute position only (docs/losslessness.md, rules 1 and 2).
 
-Decoding passes are always [1, width], prefill chunks always [1, chunk] at positions that are multiples of `chunk`; the keys that a
-pass sees depend only on the bucket of its first position. No other shape ever reaches the model, so a kernel that rounds the same
-way for the same shape gives the same bits for the same token, whatever was drafted around it.
+Decoding passes are always [rows * width], prefill chunks always [chunk] at positions that are multiples of `chunk`; the keys that a
+token sees depend only on the bucket of its row's first position. No other shape ever reaches the model in exact mode, so a kernel
+that rounds the same way for the same shape gives the same bits for the same token, whatever was drafted around it and whatever its
+neighbours do. `decode_free` is the pass of throughput mode, which takes as many tokens as it is given.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
-from reader_rag.verify.arena import Arena
+from reader_rag.verify.arena import Arena, PassCache, Stretch
 
 SMALLEST_BUCKET = 256
 
@@ -26,18 +29,53 @@ def bucket_edge(position: int) -> int:
     return (position // step + 1) * step
 
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One row's share of a decoding pass.
+
+    tokens[0] is the last committed token, at `position`; tokens[1:] is the draft, whose `parents` count from -1.
+    """
+
+    arena: Arena
+    position: int
+    tokens: Sequence[int]
+    parents: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """The tokens of one stretch, ready for the model: ids and positions [n], who sees what [n, view], positions of the keys [view]."""
+
+    stretch: Stretch
+    ids: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    mask: NDArray[np.bool_]
+    key_positions: NDArray[np.int64]
+
+
 class FixedForward:
     """Runs the model in fixed shapes over arenas; knows logits and KV, nothing of text or sources.
 
-    width: W, tokens of a decoding pass. chunk: C, tokens of a prefill pass. Both are part of the guarantee's key.
+    width: W, tokens of a row in a decoding pass. rows: R, rows of a decoding pass. chunk: C, tokens of a prefill pass.
+    All are part of the guarantee's key. More rows than one need a model that attends through `attention.grouped_attention`.
     """
 
     exact = True
 
     def __init__(
-        self, model: nn.Module, config: Any, *, width: int, chunk: int, device: torch.device
+        self,
+        model: nn.Module,
+        config: Any,
+        *,
+        width: int,
+        chunk: int,
+        device: torch.device,
+        rows: int = 1,
+        single: nn.Module | None = None,
     ) -> None:
-        self.model, self.width, self.chunk, self.device = model, width, chunk, device
+        """`single`: the same weights in the form that is fastest for one or two tokens (throughput mode); None means `model`."""
+        self.model, self.width, self.chunk, self.device, self.rows = model, width, chunk, device, rows
+        self.single = single or model
         names = inspect.signature(model.forward).parameters
         self._cache_name = "cache" if "cache" in names else "past_key_values"
         self._keeps = "logits_to_keep" in names
@@ -48,7 +86,9 @@ class FixedForward:
         if kinds is None:  # one kind of layer; a window applies to all of them
             windowed = self._window is not None and getattr(text, "use_sliding_window", True)
             kinds = ["sliding_attention" if windowed else "full_attention"]
-        self._kinds = sorted(set(kinds))
+        self.layer_kinds = sorted(set(kinds))
+        self._cache = PassCache(self._layers)
+        self._idle = self.new_arena()
 
     def new_arena(self) -> Arena:
         return Arena(self._layers, SMALLEST_BUCKET + self.width)
@@ -61,76 +101,89 @@ class FixedForward:
         count, chunk = len(tokens), self.chunk
         view = bucket_edge(start + chunk - 1)
         arena.reserve(view)
-        arena.cursor, arena.view = start, view
         mask = np.zeros((chunk, view), dtype=bool)
         mask[:, :start] = True
         mask[:, start : start + chunk] = np.tri(chunk, dtype=bool)
-        positions = np.arange(start, start + chunk)
         ids = np.zeros(chunk, dtype=np.int64)
         ids[:count] = tokens
-        logits = self._call(arena, ids, positions, mask, np.arange(view), keep=0 if want_logits else 1)
+        stretch = Stretch(arena, start, chunk, view)
+        block = _Block(stretch, ids, np.arange(start, start + chunk), mask, np.arange(view))
+        logits = self._call(self.model, [block], keep=0 if want_logits else 1)
         return logits[:count] if want_logits else None
 
     @torch.inference_mode()
-    def decode(
-        self, arena: Arena, position: int, tokens: Sequence[int], parents: Sequence[int]
-    ) -> torch.Tensor:
-        """One pass: tokens[0] is the last committed token at `position`, tokens[1:] the draft, whose `parents` count from -1.
+    def decode(self, jobs: Sequence[Job]) -> list[torch.Tensor]:
+        """One pass over at most R rows; logits [len(job.tokens), vocabulary] of each job, row i of tokens[i].
 
-        Returns logits [len(tokens), vocabulary]; row i belongs to tokens[i]. KV of tokens[0] and of the main chain end up in their
-        final slots.
+        KV of tokens[0] and of the main chain end up in their final slots.
         """
-        width, count = self.width, len(tokens)
+        idle = [Job(self._idle, 0, (0,), ())] * (self.rows - len(jobs))
+        blocks = [self._block(job, self.width) for job in (*jobs, *idle)]
+        logits = self._call(self.model, blocks, keep=0)
+        return [logits[row * self.width : row * self.width + len(job.tokens)] for row, job in enumerate(jobs)]
+
+    @torch.inference_mode()
+    def decode_free(self, jobs: Sequence[Job]) -> list[torch.Tensor]:
+        """`decode` without fixed shapes: the pass has exactly the tokens of the jobs, however many rows and tokens these are."""
+        blocks = [self._block(job, len(job.tokens)) for job in jobs]
+        total = sum(len(job.tokens) for job in jobs)
+        logits = self._call(self.single if total <= 2 else self.model, blocks, keep=0)
+        return list(torch.split(logits, [len(job.tokens) for job in jobs]))
+
+    def chain_limit(self, position: int) -> int:
+        """How many main-chain nodes may follow `position`: plain decoding would see other keys beyond the bucket's edge."""
+        return min(self.width - 1, bucket_edge(position) - 1 - position)
+
+    def _block(self, job: Job, width: int) -> _Block:
+        position, count = job.position, len(job.tokens)
         view = bucket_edge(position) + width
-        arena.reserve(view)
-        arena.cursor, arena.view = position, view
+        job.arena.reserve(view)
         inner = np.zeros((width, width), dtype=bool)
         inner[:, 0] = True
         np.fill_diagonal(inner, True)
         depth = np.ones(width, dtype=np.int64)
         depth[0] = 0
-        for node, parent in enumerate(parents):
+        for node, parent in enumerate(job.parents):
             inner[node + 1] |= inner[parent + 1]
             depth[node + 1] = depth[parent + 1] + 1
         mask = np.zeros((width, view), dtype=bool)
         mask[:, :position] = True
         mask[:, position : position + width] = inner
         ids = np.zeros(width, dtype=np.int64)
-        ids[:count] = tokens
+        ids[:count] = job.tokens
         key_positions = np.arange(view)
         key_positions[position : position + width] = position + depth
-        return self._call(arena, ids, position + depth, mask, key_positions, keep=0)[:count]
+        return _Block(Stretch(job.arena, position, width, view), ids, position + depth, mask, key_positions)
 
-    def chain_limit(self, position: int) -> int:
-        """How many main-chain nodes may follow `position`: plain decoding would see other keys beyond the bucket's edge."""
-        return min(self.width - 1, bucket_edge(position) - 1 - position)
-
-    def _call(
-        self,
-        arena: Arena,
-        ids: np.ndarray,
-        positions: np.ndarray,
-        mask: np.ndarray,
-        key_positions: np.ndarray,
-        *,
-        keep: int,
-    ) -> torch.Tensor:
-        """Returns logits [rows, vocabulary] (the last `keep` rows; 0 means all)."""
-        masks = {}
-        for kind in self._kinds:
-            seen = mask
-            if kind == "sliding_attention" and self._window is not None:
-                seen = mask & (positions[:, None] - key_positions[None, :] < self._window)
-            masks[kind] = torch.from_numpy(seen).to(self.device)[None, None]
-        options: dict[str, object] = {self._cache_name: arena}
+    def _call(self, model: nn.Module, blocks: Sequence[_Block], *, keep: int) -> torch.Tensor:
+        """Returns logits [tokens, vocabulary] (the last `keep` tokens; 0 means all)."""
+        self._cache.stretches = tuple(block.stretch for block in blocks)
+        masks = {kind: self._mask(kind, blocks) for kind in self.layer_kinds}
+        ids = np.concatenate([block.ids for block in blocks])
+        positions = np.concatenate([block.positions for block in blocks])
+        options: dict[str, object] = {self._cache_name: self._cache}
         if self._keeps:
             options["logits_to_keep"] = keep
-        out = self.model(
+        out = model(
             input_ids=torch.from_numpy(ids).to(self.device)[None],
             position_ids=torch.from_numpy(positions).to(self.device)[None],
-            attention_mask=masks[self._kinds[0]] if len(masks) == 1 else masks,
+            attention_mask=masks[self.layer_kinds[0]] if len(masks) == 1 else masks,
             use_cache=True,
             **options,
         )
         logits: torch.Tensor = out.logits[0]
         return logits
+
+    def _mask(self, kind: str, blocks: Sequence[_Block]) -> torch.Tensor:
+        """The boolean masks of the blocks side by side, [1, 1, tokens of the longest, sum of views]."""
+        longest = max(len(block.ids) for block in blocks)
+        seen = np.zeros((longest, sum(block.stretch.view for block in blocks)), dtype=bool)
+        left = 0
+        for block in blocks:
+            count, view = block.mask.shape
+            part = block.mask
+            if kind == "sliding_attention" and self._window is not None:
+                part = part & (block.positions[:, None] - block.key_positions[None, :] < self._window)
+            seen[:count, left : left + view] = part
+            left += view
+        return torch.from_numpy(seen).to(self.device)[None, None]

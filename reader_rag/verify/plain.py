@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from reader_rag.verify.forward import Job
+
 
 class OwnCache:
     """The model's own cache object, created by the model in its first pass."""
@@ -22,6 +24,7 @@ class PlainForward:
 
     exact = False
     width = 1
+    rows = 1
 
     def __init__(self, model: nn.Module, *, chunk: int, device: torch.device) -> None:
         self.model, self.chunk, self.device = model, chunk, device
@@ -42,12 +45,12 @@ class PlainForward:
         logits = self._call(arena, tokens, keep=0 if want_logits else 1)
         return logits if want_logits else None
 
-    def decode(
-        self, arena: OwnCache, position: int, tokens: Sequence[int], parents: Sequence[int]
-    ) -> torch.Tensor:
-        if position == 0:
+    def decode(self, jobs: Sequence[Job]) -> list[torch.Tensor]:
+        (job,) = jobs
+        arena: Any = job.arena
+        if job.position == 0:
             arena.state = None
-        return self._call(arena, tokens, keep=0)
+        return [self._call(arena, job.tokens, keep=0)]
 
     def chain_limit(self, position: int) -> int:
         return 0

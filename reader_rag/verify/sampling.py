@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from transformers.generation.logits_process import (
 
 from reader_rag.errors import ReaderError, SettingsError
 from reader_rag.settings import Sampling
+from reader_rag.stats import TokenLogprob
 
 SHORTLIST = 1024
 """Most probable tokens that top_p looks at first; sorting a whole vocabulary costs milliseconds."""
@@ -32,16 +34,31 @@ ROWS = 16
 """Positions whose evidence is computed at a time."""
 
 
+class Rules(Protocol):
+    """What may follow an answer so far; a function of its arguments alone."""
+
+    def restrict(self, scores: torch.Tensor, answer: Sequence[int], *, greedy: bool) -> torch.Tensor:
+        """Scores [V] with -inf for what may not come next. A greedy caller needs only the best token to be right."""
+
+
 class Sampler:
     """Chooses the next token of one request.
 
     `prompt_tokens`: leading tokens of every prefix that belong to the prompt; presence and frequency penalties skip them.
+    `rules`: what the sampling's constraint allows after an answer so far.
     """
 
     def __init__(
-        self, sampling: Sampling, seed: int, eos_ids: frozenset[int] = frozenset(), *, prompt_tokens: int = 0
+        self,
+        sampling: Sampling,
+        seed: int,
+        eos_ids: frozenset[int] = frozenset(),
+        *,
+        prompt_tokens: int = 0,
+        rules: Rules | None = None,
     ) -> None:
         self.sampling, self.seed, self.eos_ids = sampling, seed, eos_ids
+        self._rules = rules
         self._prompt_tokens = prompt_tokens
         self._early: list[RepetitionPenaltyLogitsProcessor] = []
         self._late = list(sampling.processors)
@@ -50,16 +67,21 @@ class Sampler:
         if sampling.no_repeat_ngram_size:
             self._late.insert(0, NoRepeatNGramLogitsProcessor(sampling.no_repeat_ngram_size))
         self._counts_outputs = bool(sampling.presence_penalty or sampling.frequency_penalty)
+        self._logprobs: list[TokenLogprob] = []
 
     @property
     def is_greedy_plain(self) -> bool:
         """Whether the choice is the bare argmax, so that a caller may take it for all rows at once."""
-        plain = not (self._early or self._late or self._counts_outputs or self.sampling.logit_bias)
+        adjusted = self._early or self._late or self._counts_outputs or self.sampling.logit_bias
+        plain = not adjusted and self._rules is None
         return plain and self.sampling.temperature == 0
 
     def choose(self, logits: torch.Tensor, prefix: Sequence[int] | torch.Tensor, position: int) -> int:
         """The token at absolute `position`, after `prefix` (prompt, answer and the walk's own path). logits: [V]."""
         scores = self.process(logits, prefix)
+        if self._rules is not None:
+            answer = [int(token) for token in prefix[self._prompt_tokens :]]
+            scores = self._rules.restrict(scores, answer, greedy=self.sampling.temperature == 0)
         if self.sampling.temperature == 0:
             best = _argmax(scores[None])[0]
             if not torch.isfinite(scores[best]):
@@ -67,6 +89,16 @@ class Sampler:
             return best
         ids, kept = self.warp(scores)
         return _draw(ids, kept, uniform(self.seed, position))
+
+    def keep(self, logits: torch.Tensor, tokens: Sequence[int]) -> None:
+        """Takes committed tokens and the logits [n, V] that each was chosen from; remembers them if logprobs are wanted."""
+        if self.sampling.logprobs is not None:
+            self._logprobs += token_logprobs(logits, tokens, self.sampling.logprobs)
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...] | None:
+        """Of the tokens that were kept; None when nobody asked."""
+        return None if self.sampling.logprobs is None else tuple(self._logprobs)
 
     def process(self, logits: torch.Tensor, prefix: Sequence[int] | torch.Tensor) -> torch.Tensor:
         """Logits [V] after bias, penalties and processors, in float32; the argument is left as it is."""
@@ -130,7 +162,7 @@ class Sampler:
 
 _NOTHING_LEFT = (
     "no token is left to choose: the logits are not finite, or logit_bias, no_repeat_ngram_size or a processor bans "
-    "every token; loosen them, or load the model with dtype='float32'"
+    "every token (that the constraint allows); loosen them, or load the model with dtype='float32'"
 )
 
 
@@ -183,6 +215,19 @@ def top_evidence(logits: torch.Tensor, k: int = 8) -> tuple[list[int], list[list
             probs.append([p for p, _ in ordered])
             ids.append([token for _, token in ordered])
     return best, ids, probs
+
+
+def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
+    """log softmax of `logits` [n, V] at `tokens`, and of the `top` likeliest tokens of each row."""
+    kept = []
+    for row, token in zip(
+        logits, tokens, strict=True
+    ):  # row by row: the same sums, whatever stands beside it
+        logs = row.to(torch.float32).log_softmax(-1)
+        best = logs.topk(min(top, len(logs)))
+        likeliest = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+        kept.append(TokenLogprob(token, float(logs[token]), likeliest))
+    return kept
 
 
 def _top(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:

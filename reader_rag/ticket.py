@@ -1,0 +1,51 @@
+"""A request that was submitted and not yet asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from reader_rag.errors import ReaderError
+from reader_rag.loop import Loop
+from reader_rag.request import Request
+from reader_rag.stats import Answer, Step
+
+
+class Ticket:
+    """Hands out a queued request's steps or its answer. Dropping or cancelling a ticket frees its row within one pass."""
+
+    def __init__(self, loop: Loop, request: Request) -> None:
+        self._loop, self._request = loop, request
+        self._answer: Answer | None = None
+        loop.submit(request)
+
+    def __iter__(self) -> Iterator[Step]:
+        """The steps that were not taken yet; the last one carries the Answer. Runs passes as needed."""
+        while self._answer is None:
+            if self._request.cancelled:
+                raise ReaderError("the request was cancelled; submit it again")
+            step = self._loop.take(self._request)
+            self._answer = step.answer
+            yield step
+
+    def result(self) -> Answer:
+        """Waits for the whole answer. Raises what went wrong in this request."""
+        try:
+            for _ in self:
+                pass
+        except BaseException:
+            self.cancel()
+            raise
+        assert self._answer is not None
+        return self._answer
+
+    @property
+    def done(self) -> bool:
+        """Whether the answer is complete, whether or not it was taken."""
+        return self._request.is_done
+
+    def cancel(self) -> None:
+        """Stops the request; without effect once it is done."""
+        self._loop.cancel(self._request)
+
+    def __del__(self) -> None:
+        self._request.cancelled = True  # without a lock: garbage is collected anywhere

@@ -1,0 +1,389 @@
+"""Several requests at once: rows, waiting, cancelling, failures, prefix reuse, and throughput mode."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+
+from reader_rag import Drafting, Reader, Sampling
+from reader_rag.errors import PromptError, SettingsError
+from tests.slow_path import generated
+
+OFF = Drafting(sources=())
+WORDS = (
+    "reader",
+    "chunk",
+    "span",
+    "value",
+    "for",
+    "name",
+    "in",
+    "sorted",
+    "looks",
+    "up",
+    "text",
+    "goes",
+    "on",
+    "pass",
+)
+
+
+def prompts_of(seed: int, count: int) -> list[str]:
+    """Real-looking prompts from one word to several prefill chunks."""
+    rng = random.Random(seed)
+    return [" ".join(rng.choices(WORDS, k=rng.choice((1, 5, 40, 120)))) for _ in range(count)]
+
+
+def samplings_of(seed: int, count: int) -> list[Sampling]:
+    rng = random.Random(seed)
+    return [
+        Sampling(
+            max_tokens=rng.choice((1, 3, 12, 24)),
+            temperature=rng.choice((0.0, 0.8)),
+            seed=rng.randrange(100),
+            stop=rng.choice(((), ("e",), ("the",))),
+        )
+        for _ in range(count)
+    ]
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def batch_reader(request, tiny_model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(f"rows-{request.param}")
+    return Reader.load(tiny_model, dtype=request.param, width=4, rows=4, cache_dir=folder)
+
+
+@pytest.fixture(scope="module")
+def exact_reader(tiny_model, tmp_path_factory):
+    return Reader.load(tiny_model, dtype="float32", width=8, cache_dir=tmp_path_factory.mktemp("exact"))
+
+
+@pytest.fixture(scope="module")
+def free_reader(tiny_model, tmp_path_factory):
+    return Reader.load(
+        tiny_model, dtype="float32", rows=4, exact=False, cache_dir=tmp_path_factory.mktemp("free")
+    )
+
+
+def solo(reader, prompt, sampling):
+    """The text of a request that has the engine, and empty prefixes, to itself."""
+    reader.forget()
+    answer = reader.generate(prompt, sampling=sampling, drafting=OFF)
+    return answer.tokens, answer.text, answer.finish_reason
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_requests_that_arrive_at_random_times_equal_their_solo_runs(batch_reader, seed):
+    rng = random.Random(seed)
+    prompts, samplings = prompts_of(seed, 10), samplings_of(seed, 10)
+    wanted = [solo(batch_reader, p, s) for p, s in zip(prompts, samplings, strict=True)]
+    batch_reader.forget()
+    waiting = list(range(10))
+    live: dict[int, object] = {}
+    got: dict[int, object] = {}
+    while waiting or live:
+        if waiting and (not live or rng.random() < 0.4):
+            i = waiting.pop(0)
+            live[i] = batch_reader.stream(prompts[i], sampling=samplings[i])
+        i = rng.choice(sorted(live))
+        step = next(live[i])
+        if step.answer:
+            got[i] = (step.answer.tokens, step.answer.text, step.answer.finish_reason)
+            live.pop(i)
+        elif rng.random() < 0.03 and i % 3 == 0:  # somebody leaves
+            live.pop(i).close()
+    for i, answer in got.items():
+        assert answer == wanted[i]
+    assert len(got) >= 5
+    assert batch_reader._loop.running == 0
+
+
+def test_a_batch_gives_each_prompt_its_solo_answer(batch_reader):
+    prompts, samplings = prompts_of(40, 9), samplings_of(40, 9)
+    wanted = [solo(batch_reader, p, s) for p, s in zip(prompts, samplings, strict=True)]
+    answers = batch_reader.generate_batch(prompts, sampling=samplings)
+    assert [(a.tokens, a.text, a.finish_reason) for a in answers] == wanted
+
+
+def test_a_batch_shares_passes(batch_reader):
+    """Four requests of n tokens each take about as many forward passes as one of them."""
+    calls = []
+    decode = batch_reader._forward.decode
+    batch_reader._forward.decode = lambda jobs: calls.append(len(jobs)) or decode(jobs)
+    try:
+        batch_reader.generate_batch(
+            ["one", "two", "three", "four"],
+            sampling=Sampling(max_tokens=12, logit_bias={2: -100.0}),
+            drafting=OFF,
+        )
+    finally:
+        del batch_reader._forward.decode
+    assert len(calls) <= 16
+    assert max(calls) == 4
+
+
+def test_threads_share_rows_and_equal_their_solo_runs(batch_reader):
+    prompts = prompts_of(7, 24)
+    sampling = Sampling(max_tokens=10, temperature=0.7, seed=4)
+    wanted = [solo(batch_reader, p, sampling)[0] for p in prompts]
+    got: dict[int, tuple[int, ...]] = {}
+    threads = [
+        threading.Thread(
+            target=lambda i=i: got.update({i: batch_reader.generate(prompts[i], sampling=sampling).tokens})
+        )
+        for i in range(len(prompts))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    assert [got[i] for i in range(len(prompts))] == wanted
+
+
+def test_a_long_prompt_stalls_nobody(batch_reader):
+    """Between two of its prefill chunks everyone else gets a pass."""
+    order = []
+    forward = batch_reader._forward
+    prefill, decode = forward.prefill, forward.decode
+    forward.prefill = lambda *a, **k: order.append("prefill") or prefill(*a, **k)
+    forward.decode = lambda jobs: order.append("decode") or decode(jobs)
+    batch_reader.forget()
+    try:
+        short = batch_reader.submit("hello", sampling=Sampling(max_tokens=60, logit_bias={2: -100.0}))
+        next(iter(short))
+        order.clear()
+        batch_reader.generate([5 + i % 90 for i in range(900)], sampling=Sampling(max_tokens=1))
+    finally:
+        del forward.prefill, forward.decode
+    short.cancel()
+    assert order.count("prefill") >= 7
+    assert "prefill prefill" not in " ".join(order)
+
+
+def test_a_paused_stream_gives_its_turn_to_others(batch_reader):
+    paused = [
+        batch_reader.stream(p, sampling=Sampling(max_tokens=200, logit_bias={2: -100.0}), drafting=OFF)
+        for p in prompts_of(3, 4)
+    ]
+    for stream in paused:
+        next(stream)
+    answer = batch_reader.generate("And me?", sampling=Sampling(max_tokens=5))
+    assert answer.stats.tokens >= 1
+    assert all(len(request.steps) <= 17 for request in batch_reader._loop._rows)
+    for stream in paused:
+        stream.close()
+    assert batch_reader._loop.running == 0
+
+
+def test_one_failing_request_harms_no_other(batch_reader):
+    def broken(input_ids, scores):
+        raise RuntimeError("my processor")
+
+    prompts = prompts_of(11, 4)
+    wanted = [solo(batch_reader, p, Sampling(max_tokens=8))[0] for p in prompts]
+    samplings = [Sampling(max_tokens=8)] * 4
+    samplings[1] = Sampling(max_tokens=8, processors=(broken,))
+    answers = batch_reader.generate_batch(prompts, sampling=samplings, return_exceptions=True)
+    assert isinstance(answers[1], RuntimeError)
+    assert [answers[i].tokens for i in (0, 2, 3)] == [wanted[i] for i in (0, 2, 3)]
+    with pytest.raises(RuntimeError, match="my processor"):
+        batch_reader.generate_batch(prompts, sampling=samplings)
+    assert batch_reader._loop.running == 0
+
+
+def test_a_pass_that_fails_reaches_everyone_in_it_and_the_loop_goes_on(batch_reader):
+    forward = batch_reader._forward
+
+    def out_of_memory(jobs):
+        raise MemoryError("no memory")
+
+    forward.decode = out_of_memory
+    try:
+        answers = batch_reader.generate_batch(["a", "b"], return_exceptions=True)
+    finally:
+        del forward.decode
+    assert [str(a) for a in answers] == ["no memory"] * 2
+    assert batch_reader.generate("a", sampling=Sampling(max_tokens=3)).stats.tokens >= 1
+
+
+def test_cancelling_frees_a_row_or_a_place_in_the_queue(batch_reader):
+    tickets = [batch_reader.submit(p, sampling=Sampling(max_tokens=50)) for p in prompts_of(5, 6)]
+    next(iter(tickets[0]))
+    assert batch_reader._loop.running == 4
+    for ticket in tickets[:5]:
+        ticket.cancel()
+    assert batch_reader._loop.running == 0
+    with pytest.raises(Exception, match="was cancelled"):
+        tickets[0].result()
+    assert tickets[5].result().finish_reason in ("stop", "length")
+    assert tickets[5].done
+
+
+def test_a_dropped_ticket_runs_no_further(batch_reader):
+    ticket = batch_reader.submit("drop me", sampling=Sampling(max_tokens=200))
+    next(iter(ticket))
+    del ticket
+    batch_reader.generate("next", sampling=Sampling(max_tokens=1))
+    assert batch_reader._loop.running == 0
+
+
+def test_a_bad_prompt_in_a_batch_is_told_before_anything_runs(batch_reader):
+    with pytest.raises(PromptError):
+        batch_reader.generate_batch(["fine", "  "])
+    answers = batch_reader.generate_batch(
+        ["fine", "  "], return_exceptions=True, sampling=Sampling(max_tokens=2)
+    )
+    assert answers[0].stats.tokens >= 1
+    assert isinstance(answers[1], PromptError)
+    with pytest.raises(SettingsError, match="sampling has 1 entries for 2 prompts"):
+        batch_reader.generate_batch(["a", "b"], sampling=[Sampling()])
+    assert batch_reader.generate_batch([]) == []
+
+
+def test_rows_must_be_a_number_that_can_be_meant(tiny_model, tmp_path):
+    for rows in (0, -1, 1000):
+        with pytest.raises(SettingsError, match="rows is"):
+            Reader.load(tiny_model, rows=rows, cache_dir=tmp_path)
+    with pytest.raises(SettingsError, match="prefix_bytes"):
+        Reader.load(tiny_model, prefix_bytes=-1, cache_dir=tmp_path)
+
+
+# Prefix reuse.
+
+
+@pytest.mark.parametrize("drafting", [OFF, Drafting()], ids=["plain", "drafting"])
+def test_a_second_turn_prefills_only_what_is_new_and_answers_the_same(batch_reader, drafting):
+    first = [5 + (7 * i) % 400 for i in range(300)]
+    second = [*first, *range(30, 70)]
+    sampling = Sampling(max_tokens=20)
+    batch_reader.forget()
+    fresh = batch_reader.generate(second, sampling=sampling, drafting=drafting)
+    assert fresh.stats.reused_tokens == 0
+    batch_reader.forget()
+    batch_reader.generate(first, sampling=sampling, drafting=drafting)
+    again = batch_reader.generate(second, sampling=sampling, drafting=drafting)
+    assert again.tokens == fresh.tokens
+    assert again.stats.reused_tokens == 256  # 299 tokens were prefilled, in chunks of 128
+    if drafting.sources:
+        assert again.stats.passes <= fresh.stats.passes + 1  # the evidence of the reused part is there too
+
+
+def test_the_same_prompt_again_needs_no_prefill(batch_reader):
+    prompt = list(range(20, 200))
+    batch_reader.forget()
+    one = batch_reader.generate(prompt, sampling=Sampling(max_tokens=10))
+    two = batch_reader.generate(prompt, sampling=Sampling(max_tokens=10))
+    assert two.tokens == one.tokens
+    assert two.stats.reused_tokens == 179
+    assert two.stats.prefill_s == 0
+
+
+def test_a_shared_head_is_copied_and_both_tails_stay_right(batch_reader):
+    head = [9 + (3 * i) % 300 for i in range(140)]
+    tails = [[400 + i] * 200 for i in range(3)]
+    sampling = Sampling(max_tokens=12)
+    wanted = [solo(batch_reader, head + tail, sampling)[0] for tail in tails]
+    batch_reader.forget()
+    got = [batch_reader.generate(head + tail, sampling=sampling) for tail in tails]
+    assert [answer.tokens for answer in got] == wanted
+    assert [answer.stats.reused_tokens for answer in got] == [0, 128, 128]
+    assert len(batch_reader._loop.prefixes) == 3
+    again = batch_reader.generate_batch([head + tail for tail in tails], sampling=sampling)
+    assert [answer.tokens for answer in again] == wanted
+
+
+def test_a_scope_never_reads_another_scopes_prefixes(batch_reader):
+    prompt = list(range(20, 300))
+    batch_reader.forget()
+    batch_reader.generate(prompt, sampling=Sampling(max_tokens=1), scope="a")
+    other = batch_reader.generate(prompt, sampling=Sampling(max_tokens=1), scope="b")
+    assert other.stats.reused_tokens == 0
+
+
+def test_kept_prefixes_stay_under_their_cap(tiny_model, tmp_path):
+    limit = 3_000_000
+    reader = Reader.load(
+        tiny_model, dtype="float32", width=4, cache_dir=tmp_path, prefix_bytes=limit, drafting=OFF
+    )
+    for i in range(12):
+        reader.generate([5 + (i * j) % 380 for j in range(1, 400)], sampling=Sampling(max_tokens=1))
+        assert reader._loop.prefixes.bytes() <= limit
+    assert len(reader._loop.prefixes) > 1
+    off = Reader.load(tiny_model, dtype="float32", width=4, cache_dir=tmp_path, prefix_bytes=0)
+    for _ in range(2):
+        assert off.generate(list(range(5, 300)), sampling=Sampling(max_tokens=1)).stats.reused_tokens == 0
+
+
+def test_reading_a_text_teaches_the_drafts_of_its_scope(batch_reader):
+    batch_reader.forget()
+    assert batch_reader.learn("The reader looks up how a text goes on. " * 5, scope="taught") > 20
+    assert len(batch_reader._memory.of("taught").ngrams) > 0
+    assert batch_reader._loop.running == 0
+
+
+# Throughput mode.
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_throughput_mode_is_token_identical_in_float32(free_reader, exact_reader, seed):
+    prompts, samplings = prompts_of(seed, 8), samplings_of(seed, 8)
+    wanted = [solo(exact_reader, p, s) for p, s in zip(prompts, samplings, strict=True)]
+    answers = free_reader.generate_batch(prompts, sampling=samplings)
+    assert [(a.tokens, a.text, a.finish_reason) for a in answers] == wanted
+    assert answers[0].stats.mode == "throughput"
+
+
+def test_throughput_mode_accepts_side_branches_and_moves_their_keys(free_reader):
+    """A source whose main chain is always wrong and whose side branch is right: only side branches can be accepted."""
+    from reader_rag.draft.source import Evidence
+
+    question, sampling = "How does a text go on?", Sampling(max_tokens=40, logit_bias={2: -100.0})
+    plain = free_reader.generate(question, sampling=sampling, drafting=OFF)
+    free_reader._loop._seconds, kept = (lambda tokens: 1.0), free_reader._loop._seconds
+
+    class Sideways:
+        name = "sideways"
+
+        def __init__(self):
+            self.done = 0
+
+        def observe(self, tokens, rows, prompt):
+            self.done += 0 if prompt else len(tokens)
+
+        def observe_branch(self, context, row):
+            pass
+
+        def root(self):
+            return self.done
+
+        def advance(self, state, token):
+            return state + 1 if state is not None and token == self.next_of(state) else None
+
+        def next_of(self, state):
+            return plain.tokens[state] if state < len(plain.tokens) else 0
+
+        def predict(self, state):
+            if state is None:
+                return []
+            right = self.next_of(state)
+            return [Evidence(0.99, 1, {(right + 7) % 500 + 3: 0.5, right: 0.45}, [])]
+
+    try:
+        drafted = free_reader.generate(question, sampling=sampling, drafting=Drafting(sources=(Sideways(),)))
+    finally:
+        free_reader._loop._seconds = kept
+    assert drafted.tokens == plain.tokens == generated(free_reader, question, 40, suppress_tokens=[2])
+    assert drafted.stats.accepted > 20
+    assert drafted.stats.passes < 15
+
+
+def test_throughput_mode_drafts_nothing_when_nothing_pays(free_reader):
+    free_reader._loop._seconds, kept = (lambda tokens: float(tokens)), free_reader._loop._seconds
+    try:
+        answer = free_reader.generate("How does a text go on?", sampling=Sampling(max_tokens=20))
+    finally:
+        free_reader._loop._seconds = kept
+    assert answer.stats.drafted == 0
+    assert answer.stats.passes == answer.stats.tokens

@@ -14,6 +14,8 @@ from functools import lru_cache
 from typing import Any
 
 from reader_rag.errors import PromptError
+from reader_rag.structured.formats import ToolFormat, template_has_tools
+from reader_rag.structured.written import native_messages, talks_of_tools, written_messages
 
 __all__ = ["ROLES", "chunk_encodings", "control_ids", "encode_prompt", "encode_text"]
 
@@ -25,13 +27,23 @@ _OPEN, _CLOSE = "\ue00e", "\ue00f"
 """Private-use characters around a control string while it passes through a template."""
 
 
-def encode_prompt(tokenizer: Any, prompt: Any, *, raw: bool = False) -> list[int]:
+def encode_prompt(
+    tokenizer: Any,
+    prompt: Any,
+    *,
+    raw: bool = False,
+    tools: Sequence[Mapping[str, Any]] = (),
+    tool_format: ToolFormat | None = None,
+) -> list[int]:
     """Token ids of a prompt.
 
     prompt: a text, which becomes one user message of the chat template; messages ({"role", "content"}); or token ids.
     With `raw=True` a text is taken as a prompt that is already in the model's format: its control strings are read as
-    control tokens. A text for a tokenizer without template is plain text. Raises PromptError.
+    control tokens. A text for a tokenizer without template is plain text. Tools go into the template, or, where it knows none, are
+    written into the messages in `tool_format`. Raises PromptError.
     """
+    if tools and (raw or not getattr(tokenizer, "chat_template", None)):
+        raise PromptError("tools need messages and a chat template; leave raw=True out, or the tools")
     if isinstance(prompt, str):
         if not prompt.strip():
             raise PromptError("the question is empty; pass a text to answer")
@@ -39,7 +51,7 @@ def encode_prompt(tokenizer: Any, prompt: Any, *, raw: bool = False) -> list[int
             return _after_prefix(tokenizer, _ordinary(tokenizer, prompt))
         if not getattr(tokenizer, "chat_template", None):
             return _after_prefix(tokenizer, encode_text(tokenizer, prompt))
-        return _encode_chat(tokenizer, [{"role": "user", "content": prompt}])
+        return _encode_chat(tokenizer, [{"role": "user", "content": prompt}], tools, tool_format)
     items = _items(prompt)
     if all(isinstance(item, Mapping) for item in items):
         if raw:
@@ -48,7 +60,9 @@ def encode_prompt(tokenizer: Any, prompt: Any, *, raw: bool = False) -> list[int
             raise PromptError(
                 "this tokenizer has no chat template, so messages have no format; pass one text, or set tokenizer.chat_template"
             )
-        return _encode_chat(tokenizer, _normalise(items))
+        return _encode_chat(tokenizer, _normalise(items), tools, tool_format)
+    if tools:
+        raise PromptError("tools cannot be put into token ids; pass messages")
     return _checked_ids(tokenizer, items)
 
 
@@ -168,14 +182,24 @@ def _takes(tokenizer: Any, role: str) -> bool:
 # The template
 
 
-def _encode_chat(tokenizer: Any, messages: list[dict[str, Any]]) -> list[int]:
+def _encode_chat(
+    tokenizer: Any,
+    messages: list[dict[str, Any]],
+    tools: Sequence[Mapping[str, Any]],
+    tool_format: ToolFormat | None,
+) -> list[int]:
+    if tools or talks_of_tools(messages):
+        if template_has_tools(tokenizer):
+            messages = native_messages(messages)
+        else:
+            messages, tools = _normalise(written_messages(messages, tools, tool_format)), ()
     roles = {message["role"] for message in messages}
     if any(role in roles and not _takes(tokenizer, role) for role in ("system", "developer")):
         messages = _normalise(_fold_system(messages))
     try:
         if "sanitize_control_tokens" in inspect.signature(tokenizer.apply_chat_template).parameters:
-            return _sanitised_by_transformers(tokenizer, messages)
-        return _sanitised_here(tokenizer, messages)
+            return _sanitised_by_transformers(tokenizer, messages, tools)
+        return _sanitised_here(tokenizer, messages, tools)
     except Exception as error:  # jinja2 raises what the template asks for, and many kinds besides
         raise PromptError(
             f"the chat template of this model refuses the messages: {error}; "
@@ -183,7 +207,9 @@ def _encode_chat(tokenizer: Any, messages: list[dict[str, Any]]) -> list[int]:
         ) from error
 
 
-def _sanitised_by_transformers(tokenizer: Any, messages: list[dict[str, Any]]) -> list[int]:
+def _sanitised_by_transformers(
+    tokenizer: Any, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+) -> list[int]:
     """transformers' own sanitiser, told to watch every control token and not only those that the template mentions."""
     watching = copy.copy(tokenizer)  # shares vocabulary and state; the caller's object keeps its attribute
     watching.chat_control_tokens = list(_control_tokens(tokenizer))
@@ -194,18 +220,26 @@ def _sanitised_by_transformers(tokenizer: Any, messages: list[dict[str, Any]]) -
             add_generation_prompt=True,
             return_dict=False,
             sanitize_control_tokens=True,
+            **({"tools": list(tools)} if tools else {}),
         )
     except (
         ValueError
     ):  # it gives up where the vocabulary itself spells a control token; `_spelled` cuts there
-        return _sanitised_here(tokenizer, messages)
+        return _sanitised_here(tokenizer, messages, tools)
     return _single_bos(tokenizer, [int(i) for i in ids])
 
 
-def _sanitised_here(tokenizer: Any, messages: list[dict[str, Any]]) -> list[int]:
+def _sanitised_here(
+    tokenizer: Any, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+) -> list[int]:
     """The same for tokenizers without that option: marked strings travel through the template and are split off after it."""
     control = _control_pattern(tokenizer)
-    text = tokenizer.apply_chat_template(_mark(messages, control), tokenize=False, add_generation_prompt=True)
+    text = tokenizer.apply_chat_template(
+        _mark(messages, control),
+        tokenize=False,
+        add_generation_prompt=True,
+        **({"tools": _mark(tools, control)} if tools else {}),
+    )
     pieces = re.split(f"{_OPEN}([^{_OPEN}{_CLOSE}]*){_CLOSE}", text)
     marked = [(piece.replace(_OPEN, "").replace(_CLOSE, ""), i % 2 == 1) for i, piece in enumerate(pieces)]
     return _single_bos(tokenizer, _encode_pieces(tokenizer, marked))

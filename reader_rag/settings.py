@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reader_rag.errors import SettingsError
+from reader_rag.structured.constraint import Constraint
 
 __all__ = ["SOURCES", "Drafting", "Sampling"]
 
@@ -40,6 +41,9 @@ class Sampling:
     seed                 same seed, same text; None draws one per request
     processors           transformers LogitsProcessors, called as p(input_ids [1, n], scores [1, V]) in this order
                          after the penalties. They must depend on their arguments alone: a walk asks along its own path
+    constraint           a language that the answer must be a text of, see reader_rag.structured.Constraint
+    logprobs             keep the log-probability of every token of the answer, and this many of the likeliest tokens at its
+                         place (0 to 20); of the model's own distribution, before temperature, penalties and constraint
     """
 
     max_tokens: int = 256
@@ -55,6 +59,8 @@ class Sampling:
     stop: tuple[str, ...] = ()
     seed: int | None = None
     processors: tuple[Callable[..., Any], ...] = ()
+    constraint: Constraint | None = None
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         for name in NUMBERS:
@@ -64,8 +70,9 @@ class Sampling:
         object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
         object.__setattr__(self, "stop", _texts("stop", self.stop))
         object.__setattr__(self, "processors", _callables(self.processors))
-        if self.seed is not None:
-            object.__setattr__(self, "seed", _integer("seed", self.seed))
+        for name in ("seed", "logprobs"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, _integer(name, getattr(self, name)))
         _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "ask for at least 1 token")
         _require(
             self.temperature >= 0, "temperature", self.temperature, "use 0 for greedy or a number above 0"
@@ -89,6 +96,11 @@ class Sampling:
             _require(
                 0 <= self.seed < 1 << 64, "seed", self.seed, "use an integer from 0 to 2**64 - 1, or None"
             )
+        given = self.constraint
+        mend = "use reader_rag.structured.Constraint, as in Constraint.json_schema(schema)"
+        _require(given is None or isinstance(given, Constraint), "constraint", given, mend)
+        count = self.logprobs
+        _require(count is None or 0 <= count <= 20, "logprobs", count, "use a number from 0 to 20, or None")
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,9 +29,14 @@ class TextStream:
     clean_up_tokenization_spaces=False)`, cut at the first stop string if there was one; how the tokens were split into pushes changes
     neither text nor cut. A stop string is seen at the token that completes it, and that token is the last to count.
 
+    `calls` and `broken` stay empty here; a stream that reads calls of tools (reader_rag.structured.calls) fills them.
+
     The state is three parts of the token sequence: shown | context + undecided tail. A few decided tokens before the tail
     are decoded along with it, for the sake of tokenizers whose first token loses a space.
     """
+
+    calls: tuple[Any, ...] = ()
+    broken: tuple[str, ...] = ()
 
     def __init__(
         self, tokenizer: Any, stop: Sequence[str] = (), control_ids: frozenset[int] = frozenset()

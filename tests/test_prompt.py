@@ -98,7 +98,8 @@ def test_neighbours_of_the_same_role_are_merged(tokenizer: Any) -> None:
     assert messages[2] == {"role": "user", "content": "one"}
 
 
-def test_tool_messages_and_tool_calls_stay_apart(tokenizer: Any) -> None:
+def test_tool_messages_and_tool_calls_stay_apart() -> None:
+    tokenizer = make_tokenizer("{{ tools or '' }}" + CHATML)
     messages = [
         {"role": "user", "content": "q"},
         {

@@ -18,6 +18,7 @@ except ModuleNotFoundError as error:
 from langchain_reader_rag.chat_models import ChatReader
 from langchain_reader_rag.llms import ReaderLLM
 from langchain_reader_rag.retrievers import ReaderRetriever
+from langchain_reader_rag.vectorstores import ReaderVectorStore
 from langchain_reader_rag.watch import Watch, watch
 
-__all__ = ["ChatReader", "ReaderLLM", "ReaderRetriever", "Watch", "watch"]
+__all__ = ["ChatReader", "ReaderLLM", "ReaderRetriever", "ReaderVectorStore", "Watch", "watch"]

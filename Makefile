@@ -42,8 +42,10 @@ fix: $(READY)    ## let ruff mend what it can
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-docs: $(READY)   ## write docs/cli.md from the commands' own help
+docs: $(READY)   ## write docs/cli.md and docs/api, then the site in build/docs; a warning fails
 	$(PY) docs/write_cli.py
+	$(PY) docs/write_api.py
+	$(PY) -m sphinx --fail-on-warning --keep-going --quiet docs build/docs
 
 clean:           ## remove .venv and caches in this folder (the user's model cache stays)
-	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist docs/api .pytest_cache .mypy_cache .ruff_cache .hypothesis

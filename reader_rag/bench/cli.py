@@ -7,6 +7,8 @@ import json
 import sys
 from typing import Any
 
+from reader_rag.bench import commands
+
 
 def add_parser(subparsers: Any) -> None:
     """Registers `bench` and its subcommands; each sets `run`, a function of the parsed arguments that returns an exit code."""
@@ -14,6 +16,14 @@ def add_parser(subparsers: Any) -> None:
         "bench", help="measure speed on this machine", description="Measurements on this machine."
     )
     kinds = bench.add_subparsers(dest="kind", required=True, metavar="KIND")
+    _add_speed(kinds)
+    commands.add_record(kinds)
+    commands.add_replay(kinds)
+    commands.add_peers(kinds)
+    commands.add_curve(kinds)
+
+
+def _add_speed(kinds: Any) -> None:
     one = kinds.add_parser(
         "speed",
         help="READER beside transformers' generate on real questions",

@@ -13,16 +13,24 @@ from reader_rag.store.chunk import Chunk
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One question: the messages that are put to the model and the chunks that were retrieved for it."""
+    """One question: the messages that are put to the model and the chunks that were retrieved for it.
+
+    responses: recorded answers by the name of who gave them. Rows of one conversation share what stands before "<::>" in their ids.
+    """
 
     id: str
     set: str
     messages: tuple[dict[str, str], ...]
     chunks: tuple[Chunk, ...]
+    responses: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def conversation(self) -> str:
+        return self.id.partition("<::>")[0]
 
 
 def read_rows(file: str | Path, *, only: str | None = None, limit: int | None = None) -> list[Row]:
-    """Rows of a JSON-lines file: {"id", "set", "question", "messages"?, "passages": [{"id", "title", "text"}]}.
+    """Rows of a JSON-lines file: {"id", "set", "question", "messages"?, "passages": [{"id", "title", "text"}], "responses"?: {name: text}}.
 
     `only` keeps the sets whose name is it or ends in "/" + it. Raises SettingsError naming the line that cannot be used.
     """
@@ -63,6 +71,7 @@ def _row(line: str, where: str) -> Row:
         )
         messages = tuple({"role": m["role"], "content": m["content"]} for m in raw.get("messages") or [])
         question = raw["question"]
+        responses = tuple((str(name), str(text)) for name, text in (raw.get("responses") or {}).items())
         if not isinstance(question, str) or not question.strip():
             raise ValueError("its question is empty")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -76,4 +85,5 @@ def _row(line: str, where: str) -> Row:
         str(raw.get("set", "")),
         (*earlier, {"role": "user", "content": question}),
         chunks,
+        responses,
     )

@@ -1,0 +1,299 @@
+"""The benches of drafting: `record`, `replay`, `peers` and `curve`, their options and what they print."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from reader_rag.errors import SettingsError
+from reader_rag.settings import SOURCES
+
+if TYPE_CHECKING:
+    from reader_rag.bench.runs import Learning
+    from reader_rag.bench.systems import ReaderSystem
+    from reader_rag.reader import Reader
+
+
+def add_record(kinds: Any) -> None:
+    one = _parser(
+        kinds,
+        "record",
+        "answers with the model's expectations at every position, for replay",
+        "Answers every question greedily and writes one .npz file for each; files that are there already are kept.",
+    )
+    _rows(one)
+    one.add_argument("--out", required=True, metavar="FOLDER", help="where the recordings go")
+    _model(one)
+    _width(one, None)
+    one.set_defaults(run=_record)
+
+
+def add_replay(kinds: Any) -> None:
+    one = _parser(
+        kinds,
+        "replay",
+        "drafting on recorded answers, without a model",
+        "Counts the passes in which the engine would have given recorded answers. With --data they are the rows' `responses` "
+        "(hard evidence is all there is; only a tokenizer is needed), with --recordings the files of `bench record`.",
+    )
+    what = one.add_mutually_exclusive_group(required=True)
+    what.add_argument("--data", metavar="FILE", help="JSON lines of questions with responses")
+    what.add_argument("--recordings", metavar="FOLDER", help="recordings of `bench record`")
+    one.add_argument("--responses", metavar="NAME", help="only this one's answers (all when left out)")
+    one.add_argument(
+        "--warm", action="store_true", help="with --data: also after learning from the other conversations"
+    )
+    _recorded(one)
+    _width(one, 16)
+    one.add_argument("--model", metavar="M", help="whose tokenizer is used; the demo model's when left out")
+    one.set_defaults(run=_replay)
+
+
+def add_peers(kinds: Any) -> None:
+    one = _parser(
+        kinds,
+        "peers",
+        "READER beside the rules of published drafters",
+        "Runs every system over the same prompts at the same width: with --recordings by replay (exact counts of passes, no "
+        "seconds), with --data through the model, in turns in one process. Systems start with empty tables at every request, "
+        "unless --carry, --folds or --learn-from says otherwise.",
+    )
+    what = one.add_mutually_exclusive_group(required=True)
+    what.add_argument("--data", metavar="FILE", help="JSON lines of questions, answered by the model")
+    what.add_argument("--recordings", metavar="FOLDER", help="recordings of `bench record`")
+    one.add_argument(
+        "--max-tokens", type=int, default=128, metavar="N", help="with --data: tokens per answer"
+    )
+    one.add_argument("--peers", metavar="NAMES", help="only these, separated by commas")
+    _recorded(one)
+    _model(one)
+    _width(one, 16)
+    one.add_argument("--plot", metavar="PNG", help="also draw the table into this file")
+    one.set_defaults(run=_peers)
+
+
+def add_curve(kinds: Any) -> None:
+    one = _parser(
+        kinds,
+        "curve",
+        "how drafting gets better with use",
+        "Replays the same test recordings after 0, 1, 2, 5, 10, ... of the others have been seen.",
+    )
+    one.add_argument("--recordings", required=True, metavar="FOLDER", help="recordings of `bench record`")
+    one.add_argument("--tests", type=int, default=20, metavar="N", help="recordings to test on")
+    _sets(one)
+    one.add_argument("--limit", type=int, metavar="N", help="the first N of each set")
+    _sources(one)
+    _width(one, 16)
+    one.add_argument("--plot", metavar="PNG", help="also draw the curve into this file")
+    one.set_defaults(run=_curve)
+
+
+def _parser(kinds: Any, name: str, short: str, long: str) -> argparse.ArgumentParser:
+    one: argparse.ArgumentParser = kinds.add_parser(
+        name, help=short, description=long, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    one.add_argument("--json", action="store_true", help="one JSON document as the last line of stdout")
+    return one
+
+
+def _sets(one: argparse.ArgumentParser) -> None:
+    one.add_argument("--sets", metavar="NAMES", help="only these sets, separated by commas, e.g. rag,qa")
+
+
+def _rows(one: argparse.ArgumentParser) -> None:
+    one.add_argument("--data", required=True, metavar="FILE", help="JSON lines of questions")
+    _sets(one)
+    one.add_argument("--limit", type=int, metavar="N", help="the first N questions of each set")
+    one.add_argument("--max-tokens", type=int, default=128, metavar="N", help="tokens per answer")
+
+
+def _model(one: argparse.ArgumentParser) -> None:
+    one.add_argument(
+        "--model", metavar="M", help="hub id, folder or .gguf file; the demo model when left out"
+    )
+    one.add_argument("--dtype", default="auto", metavar="D", help="float32, bfloat16, float16 or auto")
+
+
+def _width(one: argparse.ArgumentParser, default: int | None) -> None:
+    words = "tokens of a pass" if default else "tokens of a pass (measured when left out)"
+    one.add_argument("--width", type=int, default=default, metavar="W", help=words)
+
+
+def _sources(one: argparse.ArgumentParser) -> None:
+    one.add_argument("--sources", metavar="NAMES", default=",".join(SOURCES), help="READER's sources")
+
+
+def _recorded(one: argparse.ArgumentParser) -> None:
+    _sets(one)
+    one.add_argument("--limit", type=int, metavar="N", help="the first N of each set")
+    _sources(one)
+    one.add_argument("--carry", action="store_true", help="what is learned stays from request to request")
+    one.add_argument(
+        "--folds", type=int, metavar="K", help="learn from the other K - 1 parts of the recordings"
+    )
+    one.add_argument(
+        "--learn-from", metavar="FOLDER", help="learn from these recordings of other prompts first"
+    )
+    one.add_argument(
+        "--any-path",
+        action="store_true",
+        help="emit an accepted side branch in the same pass, as throughput mode does",
+    )
+
+
+def _record(args: argparse.Namespace) -> int:
+    from reader_rag.bench.record import record
+    from reader_rag.settings import Sampling
+
+    Sampling(max_tokens=args.max_tokens)  # refuses a bad --max-tokens before the model loads
+    reader = _load(args)
+    written = record(
+        reader, args.data, args.out, sets=_names(args.sets), limit=args.limit, max_tokens=args.max_tokens
+    )
+    print(f"{written} recordings written to {args.out}", file=sys.stderr)
+    if args.json:
+        print(json.dumps({"written": written, "model": reader.name, "dtype": str(reader.dtype)}))
+    return 0
+
+
+def _replay(args: argparse.Namespace) -> int:
+    from reader_rag.bench import replay
+
+    _check_width(args.width)
+    tokenizer = _tokenizer(args.model)
+    make = _reader_maker(args, tokenizer)
+    if args.recordings:
+        if args.responses or args.warm:
+            raise SettingsError(
+                "--responses and --warm go with --data; with --recordings use --folds or --carry"
+            )
+        result = replay.replay_recordings(
+            _recordings(args, tokenizer),
+            make,
+            width=args.width,
+            learning=_learning(args, tokenizer),
+            any_path=args.any_path,
+        )
+    else:
+        if args.carry or args.folds or args.learn_from or args.any_path:
+            raise SettingsError("--carry, --folds, --learn-from and --any-path go with --recordings")
+        result = replay.replay_answers(
+            args.data,
+            tokenizer,
+            make,
+            responses=args.responses,
+            width=args.width,
+            sets=_names(args.sets),
+            limit=args.limit,
+            warm=args.warm,
+        )
+    return _out(args, result, replay.report(result))
+
+
+def _peers(args: argparse.Namespace) -> int:
+    from reader_rag.bench import peers
+    from reader_rag.bench.plot import plot_peers
+
+    _check_width(args.width)
+    names = _names(args.peers)
+    if args.recordings:
+        tokenizer = _tokenizer(args.model)
+        result = peers.compare_recordings(
+            _recordings(args, tokenizer),
+            _reader_maker(args, tokenizer),
+            width=args.width,
+            names=names,
+            learning=_learning(args, tokenizer),
+            any_path=args.any_path,
+        )
+    else:
+        from reader_rag.bench.live_peers import compare_live
+
+        if args.folds or args.learn_from or args.any_path:
+            raise SettingsError("--folds, --learn-from and --any-path go with --recordings")
+        result = compare_live(
+            _load(args),
+            args.data,
+            sets=_names(args.sets),
+            limit=args.limit,
+            max_tokens=args.max_tokens,
+            names=names,
+            carry=args.carry,
+        )
+    if args.plot:
+        plot_peers([result], args.plot)
+    return _out(args, result, peers.report(result))
+
+
+def _curve(args: argparse.Namespace) -> int:
+    from reader_rag.bench import curve
+    from reader_rag.bench.plot import plot_curve
+
+    _check_width(args.width)
+    tokenizer = _tokenizer(None)
+    result = curve.curve(
+        _recordings(args, tokenizer), _reader_maker(args, tokenizer), width=args.width, tests=args.tests
+    )
+    if args.plot:
+        plot_curve(result, args.plot)
+    return _out(args, result, curve.report(result))
+
+
+def _out(args: argparse.Namespace, result: dict[str, Any], table: str) -> int:
+    print(table, file=sys.stderr)
+    if args.json:
+        print(json.dumps(result))
+    return 0
+
+
+def _names(text: str | None) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()] if text else []
+
+
+def _check_width(width: int) -> None:
+    if not 1 <= width <= 256:
+        raise SettingsError(f"width is {width}; a pass takes 1 to 256 tokens")
+
+
+def _load(args: argparse.Namespace) -> Reader:
+    from reader_rag.reader import Reader
+    from reader_rag.settings import Drafting
+
+    sources = tuple(_names(args.sources)) if "sources" in args else SOURCES
+    drafting = Drafting(sources=sources, persist=False)
+    return Reader.load(args.model, dtype=args.dtype, width=args.width, drafting=drafting, progress=True)
+
+
+def _tokenizer(model: str | None) -> Any:
+    from reader_rag.bench.tokenizer import load_tokenizer
+
+    return load_tokenizer(model)
+
+
+def _reader_maker(args: argparse.Namespace, tokenizer: Any) -> Callable[[], ReaderSystem]:
+    from reader_rag.bench.systems import ReaderSystem
+    from reader_rag.prompt import control_ids
+    from reader_rag.settings import Drafting
+
+    sources = Drafting(sources=tuple(_names(args.sources))).sources  # refuses an unknown name
+    forbidden, vocabulary = control_ids(tokenizer), len(tokenizer)
+    return lambda: ReaderSystem(sources, forbidden=forbidden, vocabulary=vocabulary)
+
+
+def _recordings(args: argparse.Namespace, tokenizer: Any) -> Any:
+    from reader_rag.bench.recording import load_recordings
+
+    ends = [tokenizer.eos_token_id]
+    return load_recordings(args.recordings, sets=_names(args.sets), limit=args.limit, ends=ends)
+
+
+def _learning(args: argparse.Namespace, tokenizer: Any) -> Learning:
+    from reader_rag.bench.recording import load_recordings
+    from reader_rag.bench.runs import Learning
+
+    lessons = load_recordings(args.learn_from, ends=[tokenizer.eos_token_id]) if args.learn_from else []
+    return Learning(args.carry, args.folds, tuple(lessons))

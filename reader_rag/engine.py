@@ -15,7 +15,7 @@ from reader_rag.load import Loaded, model_fingerprint
 from reader_rag.verify.attention import use_grouped_attention
 from reader_rag.verify.calibrate import best_rows, best_width, pass_seconds, seconds_of
 from reader_rag.verify.forward import FixedForward
-from reader_rag.verify.kernels import can_pack, packed_bytes, packed_copy, packing_gain, twin_of
+from reader_rag.verify.kernels import fits_half, forms_for, packed_bytes, packed_copy, packing_gains, twin_of
 from reader_rag.verify.plain import PlainForward
 from reader_rag.verify.selfcheck import why_not_exact
 
@@ -68,7 +68,7 @@ def build_engine(
             chunk=chunk,
             device=loaded.device,
             rows=rows or 1,
-            single=None if exact or kernels == "generic" else _net(loaded, "generic"),
+            single=None if exact or kernels in ("generic", "half") else _net(loaded, "generic"),
         )
         reason = why_not_exact(forward, loaded.model, vocabulary_of(loaded.model), bitwise=exact)
     except (AttributeError, TypeError) as error:
@@ -89,13 +89,23 @@ def build_engine(
 
 
 def _kernels(loaded: Loaded, book: Calibration) -> str:
-    """ "packed" where packing the weights pays on this machine, else "generic"."""
+    """The packed form that pays most on this machine, or "generic"."""
     model = loaded.model
-    if not can_pack(model) or packed_bytes(model) > _free_bytes() // 4:
-        return "generic"
-    gain = book.get("packing_gain") or round(packing_gain(model, PACKED_ROWS), 3)
-    book.put("packing_gain", gain)
-    return "packed" if gain >= PACKING_PAYS else "generic"
+    room = _free_bytes() // 4
+    forms = [form for form in forms_for(model) if packed_bytes(model, form) <= room]
+    if "half" in forms:
+        fits = book.get("fits_half")
+        if fits is None:
+            fits = fits_half(model)
+            book.put("fits_half", fits)
+        if not fits:
+            forms.remove("half")
+    gains: dict[str, float] = book.get("packing_gains") or {}
+    if not set(forms) <= set(gains):
+        gains = {form: round(gain, 3) for form, gain in packing_gains(model, forms, PACKED_ROWS).items()}
+        book.put("packing_gains", gains)
+    best = max(forms, key=lambda form: gains[form], default="generic")
+    return best if best != "generic" and gains[best] >= PACKING_PAYS else "generic"
 
 
 def _net(loaded: Loaded, kernels: str) -> torch.nn.Module:
@@ -103,7 +113,7 @@ def _net(loaded: Loaded, kernels: str) -> torch.nn.Module:
     model: torch.nn.Module = loaded.model
     if getattr(model, "hf_device_map", None) or getattr(model, "hf_quantizer", None):
         return model  # hooks and quantized layers are not copied
-    net = packed_copy(model, PACKED_ROWS) if kernels == "packed" else twin_of(model)
+    net = twin_of(model) if kernels == "generic" else packed_copy(model, PACKED_ROWS, kernels)
     use_grouped_attention(net)
     return net
 

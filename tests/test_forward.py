@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from reader_rag.verify.arena import Arena
 from reader_rag.verify.attention import use_grouped_attention
 from reader_rag.verify.forward import FixedForward, Job, bucket_edge
-from reader_rag.verify.kernels import PackedLinear, can_pack, packed_copy, twin_of
+from reader_rag.verify.kernels import FORMS, fits_half, forms_for, packed_copy, twin_of
 from reader_rag.verify.selfcheck import why_not_exact
 
 CPU = torch.device("cpu")
@@ -44,8 +44,8 @@ def tiny(kind="llama", **options):
     return LlamaForCausalLM(LlamaConfig(**shape)).eval()
 
 
-def forward_of(model, *, width=WIDTH, packed=False):
-    net = packed_copy(model, width) if packed else twin_of(model)
+def forward_of(model, *, width=WIDTH, form="generic"):
+    net = twin_of(model) if form == "generic" else packed_copy(model, width, form)
     use_grouped_attention(net)
     return FixedForward(net, model.config, width=width, chunk=32, device=CPU)
 
@@ -70,13 +70,13 @@ def test_buckets_are_functions_of_position_and_grow_slowly(position):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("form", ["generic", "packed", "half"])
 @pytest.mark.parametrize("context", [5, 32, 250])
-def test_a_drafted_pass_gives_the_bits_of_plain_passes(dtype, packed, context):
+def test_a_drafted_pass_gives_the_bits_of_plain_passes(dtype, form, context):
     model = tiny().to(dtype)
-    if packed and not can_pack(model):
-        pytest.skip("this torch build has no packed products")
-    forward = forward_of(model, packed=packed)
+    if form != "generic" and form not in forms_for(model):
+        pytest.skip(f"this torch build has no {form} products")
+    forward = forward_of(model, form=form)
     rng = random.Random(context)
     prompt = [rng.randrange(300) for _ in range(context)]
     chain = [rng.randrange(300) for _ in range(WIDTH)]
@@ -145,22 +145,36 @@ def test_the_arena_counts_its_bytes():
     )  # layers, keys and values, heads, head_dim, slots, float32
 
 
-def test_packing_keeps_products_and_leaves_the_callers_model_alone():
+@pytest.mark.parametrize("form", ["packed", "half"])
+def test_packing_keeps_products_and_leaves_the_callers_model_alone(form):
     model = tiny().to(torch.bfloat16)
-    if not can_pack(model):
-        pytest.skip("this torch build has no packed products")
+    if form not in forms_for(model):
+        pytest.skip(f"this torch build has no {form} products")
     before = {name: type(module) for name, module in model.named_modules()}
     attention = model.config._attn_implementation
-    net = packed_copy(model, WIDTH)
+    net = packed_copy(model, WIDTH, form)
     use_grouped_attention(net)
     assert {name: type(module) for name, module in model.named_modules()} == before
     assert model.config._attn_implementation == attention
     linear, packed = model.model.layers[0].mlp.up_proj, net.model.layers[0].mlp.up_proj
-    assert isinstance(packed, PackedLinear)
+    assert isinstance(packed, FORMS[form])
     x = torch.randn(WIDTH, linear.in_features).to(torch.bfloat16)
     exact = x.double() @ linear.weight.double().T
     assert (packed(x).double() - exact).abs().max() <= exact.abs().max() / 128
     assert net.model.embed_tokens.weight is model.model.embed_tokens.weight
+
+
+def test_float16_weights_serve_only_models_that_they_hold():
+    model = tiny().to(torch.bfloat16)
+    assert fits_half(model)
+    weight = model.model.layers[0].mlp.up_proj.weight
+    with torch.no_grad():
+        weight[0, 0] = 2.0**-30  # vanishes in float16, as it does in any float32 sum
+    assert fits_half(model)
+    assert not fits_half(tiny())  # random float32 weights have bits that float16 lacks
+    with torch.no_grad():
+        weight[0, 0] = 1e5
+    assert not fits_half(model)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])

@@ -1,8 +1,13 @@
-"""CPU kernels of the verifying model: weights packed once for passes of W rows, sums kept in float32.
+"""CPU kernels of the verifying model: weights packed once for passes of a few rows, sums kept in float32.
 
 A fixed-width pass multiplies a few rows by every weight matrix. torch's generic CPU path re-reads the weights in an order
-made for one row or for hundreds; oneDNN packs them once for a stated number of rows. On CPUs without bfloat16 units the generic
-bfloat16 product is a scalar loop, so there the packed float32 weights (exact copies) also serve bfloat16 models: inputs are
+made for one row or for hundreds. Two forms of packed weights are offered, and the engine keeps the one that is fastest here:
+
+half    FBGEMM's float16 weights, widened in registers: half the memory traffic of float32, which is what a pass waits for. Taken only
+        where float16 holds every weight (as it does those of bfloat16 and most quantized checkpoints, see `fits_half`)
+packed  oneDNN's layout, in float32 (exact copies of any weight), or bfloat16 where the CPU multiplies that itself
+
+On CPUs without bfloat16 units the generic bfloat16 product is a scalar loop, so both forms also serve bfloat16 models: inputs are
 widened, sums stay in float32, results are rounded to bfloat16 once, which is what a bfloat16 unit does.
 
 The caller's model is never changed: `packed_copy` returns a twin that shares every parameter except the packed ones.
@@ -19,6 +24,8 @@ from torch import nn
 
 _PACK = "_reorder_linear_weight"
 _APPLY = "_linear_pointwise"
+HALF_ERROR = 2.0**-25
+"""What float16 may round off a weight: half of its smallest step, far under the rounding of a float32 sum."""
 
 
 class PackedLinear(nn.Module):
@@ -39,44 +46,91 @@ class PackedLinear(nn.Module):
         return out.to(inputs.dtype)
 
 
+class HalfLinear(nn.Module):
+    """A linear layer over float16 weights with float32 sums; input [..., in], output [..., out] of the input's dtype."""
+
+    def __init__(self, linear: nn.Linear, rows: int) -> None:
+        super().__init__()
+        bias = None if linear.bias is None else linear.bias.detach().float()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.packed = torch.ops.quantized.linear_prepack_fp16(linear.weight.detach().float(), bias)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        flat = inputs.reshape(-1, self.in_features).float()
+        out: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(flat, self.packed)
+        return out.view(*inputs.shape[:-1], self.out_features).to(inputs.dtype)
+
+
+FORMS: dict[str, type[PackedLinear] | type[HalfLinear]] = {"packed": PackedLinear, "half": HalfLinear}
+"""Packed forms by name. The engine measures; "generic" is torch's own product."""
+
+
 def has_bfloat16_units() -> bool:
     """Whether this CPU multiplies bfloat16 itself."""
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def can_pack(model: nn.Module) -> bool:
-    """True on a CPU whose torch has the packed product and for weights that it can hold exactly."""
+def forms_for(model: nn.Module) -> tuple[str, ...]:
+    """The packed forms that this torch and CPU offer for the model's dtype; whether float16 fits is for `fits_half` to say."""
     weight = next((m.weight for m in model.modules() if type(m) is nn.Linear), None)
-    return (
-        weight is not None
-        and weight.device.type == "cpu"
-        and weight.dtype in (torch.float32, torch.bfloat16)
-        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-        and hasattr(torch.ops.mkldnn, _PACK)
-        and hasattr(torch.ops.mkldnn, _APPLY)
-    )
+    if (
+        weight is None
+        or weight.device.type != "cpu"
+        or weight.dtype not in (torch.float32, torch.bfloat16, torch.float16)
+    ):
+        return ()
+    forms = []
+    if _has_half():
+        forms.append("half")
+    onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if onednn and hasattr(torch.ops.mkldnn, _PACK) and hasattr(torch.ops.mkldnn, _APPLY):
+        forms.append("packed")
+    return tuple(forms)
 
 
-def packed_bytes(model: nn.Module) -> int:
-    """Bytes that the packed copies would add."""
-    return sum(4 * m.weight.numel() for m in model.modules() if type(m) is nn.Linear)
+def _has_half() -> bool:
+    """Tried out, not looked up: torch names the operators also where no kernel is behind them."""
+    try:
+        HalfLinear(nn.Linear(8, 8), 1)(torch.zeros(1, 8))
+    except (RuntimeError, AttributeError):
+        return False
+    return True
 
 
 @torch.inference_mode()
-def packing_gain(model: nn.Module, rows: int, layers: int = 8, rounds: int = 12) -> float:
-    """Seconds of the generic product over seconds of the packed one at `rows` rows: fastest of `rounds` turns each."""
-    linears = [m for m in model.modules() if type(m) is nn.Linear][:layers]
-    packed = [PackedLinear(m, rows) for m in linears]
-    inputs = [torch.randn(rows, m.in_features).to(m.weight.dtype) for m in linears]
-    best = [float("inf"), float("inf")]
+def fits_half(model: nn.Module) -> bool:
+    """Whether float16 holds every linear weight to within HALF_ERROR: all of its bits, unless it is smaller than 2**-14."""
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            weight = module.weight
+            error = (weight.to(torch.float16).float() - weight.float()).abs().max()
+            if not float(error) <= HALF_ERROR:  # what overflows is inf, or nan
+                return False
+    return True
+
+
+def packed_bytes(model: nn.Module, form: str) -> int:
+    """Bytes that the packed copies would add."""
+    size = 2 if form == "half" else 4
+    return sum(size * m.weight.numel() for m in model.modules() if type(m) is nn.Linear)
+
+
+@torch.inference_mode()
+def packing_gains(
+    model: nn.Module, forms: Sequence[str], rows: int, layers: int = 8, rounds: int = 12
+) -> dict[str, float]:
+    """Seconds of the generic product over seconds of each form at `rows` rows: fastest of `rounds` turns each."""
+    linears: list[nn.Module] = [m for m in model.modules() if type(m) is nn.Linear][:layers]
+    turns = {"generic": linears} | {form: [FORMS[form](m, rows) for m in linears] for form in forms}  # type: ignore[arg-type]
+    inputs = [torch.randn(rows, m.in_features).to(m.weight.dtype) for m in linears]  # type: ignore[arg-type, union-attr]
+    best = dict.fromkeys(turns, float("inf"))
     for _ in range(rounds):
-        turns: tuple[Sequence[nn.Module], ...] = (linears, packed)
-        for turn, modules in enumerate(turns):
+        for form, modules in turns.items():
             start = time.perf_counter()
             for module, x in zip(modules, inputs, strict=True):
                 module(x)
-            best[turn] = min(best[turn], time.perf_counter() - start)
-    return best[0] / best[1]
+            best[form] = min(best[form], time.perf_counter() - start)
+    return {form: best["generic"] / best[form] for form in forms}
 
 
 def twin_of(model: nn.Module) -> nn.Module:
@@ -85,11 +139,11 @@ def twin_of(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, memo).eval()
 
 
-def packed_copy(model: nn.Module, rows: int) -> nn.Module:
+def packed_copy(model: nn.Module, rows: int, form: str = "packed") -> nn.Module:
     """A twin of `model` with packed linear layers; all other parameters and buffers are shared, not copied."""
     twin = twin_of(model)
     for module in list(twin.modules()):
         for name, child in list(module.named_children()):
             if type(child) is nn.Linear:
-                setattr(module, name, PackedLinear(child, rows))
+                setattr(module, name, FORMS[form](child, rows))
     return twin

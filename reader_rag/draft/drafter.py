@@ -12,6 +12,7 @@ from reader_rag.draft.guard import GuardedSource
 from reader_rag.draft.mixture import Mixture, Node
 from reader_rag.draft.ngrams import NgramSource, NgramTable
 from reader_rag.draft.pool import ChunkPool
+from reader_rag.draft.priors import Priors
 from reader_rag.draft.source import Array, Row, Source
 from reader_rag.draft.tree import Draft, grow
 
@@ -25,11 +26,16 @@ class Drafter:
     """
 
     def __init__(
-        self, sources: Sequence[Source], *, forbidden: frozenset[int] = frozenset(), vocabulary: int = 1 << 31
+        self,
+        sources: Sequence[Source],
+        *,
+        forbidden: frozenset[int] = frozenset(),
+        vocabulary: int = 1 << 31,
+        priors: Priors | None = None,
     ) -> None:
         self.source_names: tuple[str, ...] = tuple(source.name for source in sources)
         self._guarded = [GuardedSource(source) for source in sources]
-        self._mixture = Mixture(self._guarded, forbidden, vocabulary)
+        self._mixture = Mixture(self._guarded, forbidden, vocabulary, priors)
         self._drafted: dict[tuple[int, int], tuple[int, Node]] = {}  # (parent, token) -> (node, its state)
         self._root: Node | None = None
 
@@ -88,6 +94,14 @@ class Drafter:
         ]
         return Draft(tree.tokens, tree.parents, tree.probs, origins, tree.chain)
 
+    def learned(self) -> dict[tuple[str, int], tuple[float, float]]:
+        """(claims upheld, claims) by source and level in this request: what `reader-rag bench fit` gathers."""
+        return {
+            (name, level): counts
+            for name, levels in zip(self.source_names, self._mixture.learned, strict=True)
+            for level, counts in levels.items()
+        }
+
     def dropped(self) -> dict[str, str]:
         """The sources that raised in this request, and what."""
         return {source.name: source.error for source in self._guarded if source.error is not None}
@@ -110,6 +124,7 @@ def make_drafter(
     extra_sources: Sequence[Source] = (),
     forbidden: frozenset[int] = frozenset(),
     vocabulary: int = 1 << 31,
+    priors: Priors | None = None,
 ) -> Drafter:
     """Builds the Drafter of one request from the names of its sources.
 
@@ -127,4 +142,4 @@ def make_drafter(
     if unknown:
         raise ValueError(f"unknown source {', '.join(map(repr, unknown))}: choose from {', '.join(known)}")
     sources = [extra[name] if name in extra else builders[name]() for name in dict.fromkeys(names)]
-    return Drafter(sources, forbidden=forbidden, vocabulary=vocabulary)
+    return Drafter(sources, forbidden=forbidden, vocabulary=vocabulary, priors=priors)

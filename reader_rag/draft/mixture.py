@@ -1,19 +1,22 @@
 """One calibrated distribution from the evidence of all sources."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from reader_rag.draft.hedge import Hedge
+from reader_rag.draft.priors import Counts, Priors, shipped
 from reader_rag.draft.source import Evidence, Row, Source
 
 CHILDREN = 16  # next tokens considered after one node
-PRIOR = 12.0  # sightings that the given trust is worth against what this request shows
+PRIOR = 12.0  # sightings that a source's own trust is worth where the fitted table has no entry
 LEAST_WEIGHT = 0.003  # evidence that weighs less cannot bring a token into the draft
+LEAST_OF_FLOOR = 0.08  # nor can evidence that weighs less than this share of the probability asked for
 CERTAIN = 0.98  # no token is taken to be likelier
 UNFORESEEN = 1e-3  # likelihood of a token that no evidence names
+UNION = 0.95  # prior weight of the union of all sources; the sources alone share the rest
+FORGETTING = 0.02  # share of the weights that returns to the prior at each token
 
-
-# (weight, trust, source, evidence); weight = trust * what more trusted evidence left over
-Claim = tuple[float, float, int, Evidence]
+Claim = tuple[float, float, int, Evidence]  # (weight, trust, source, evidence)
 
 
 class Node:
@@ -27,22 +30,40 @@ class Node:
 
 
 class Mixture:
-    """P(x) = sum of weight_i p_i(x) over all evidence, the most trusted first, each claiming from what is left.
+    """P(x) = sum of weight_i p_i(x) over all evidence.
 
-    Trusts are the sources' own, corrected by what the verified tokens of this request say about each source and level
-    (Beta counts of the responsibility that each had for the token, as in deleted interpolation). Every verified position
-    scores every source, also those whose tokens were not drafted (full information, as in Not-a-Bandit).
+    The union of all sources orders evidence by trust, and each piece claims its trust's share of what more trusted ones
+    left over. Trusts are Beta means: the fitted table's counts plus what the verified tokens of this request say about
+    each source and level (the responsibility that each had for the token, as in deleted interpolation). Above it, Hedge
+    mixes the union with each source alone, so that no source on its own would have served this request much better.
+    Every verified position scores every source, also those whose tokens were not drafted.
     """
 
     def __init__(
-        self, sources: Sequence[Source], forbidden: frozenset[int] = frozenset(), vocabulary: int = 1 << 31
+        self,
+        sources: Sequence[Source],
+        forbidden: frozenset[int] = frozenset(),
+        vocabulary: int = 1 << 31,
+        priors: Priors | None = None,
     ) -> None:
         self.sources = tuple(sources)
         self._forbidden, self._vocabulary = forbidden, vocabulary
-        # (source, level) -> (claims upheld, claims)
-        self._learned: dict[tuple[int, int], tuple[float, float]] = {}
+        fitted: Mapping[tuple[str, int], Counts] = (shipped() if priors is None else priors).counts
+        self._fitted = [
+            {level: counts for (name, level), counts in fitted.items() if name == source.name}
+            for source in self.sources
+        ]
+        # source -> level -> (claims upheld, claims) in this request
+        self.learned: list[dict[int, tuple[float, float]]] = [{} for _ in self.sources]
+        alone = len(self.sources)
+        self.hedge = Hedge([UNION, *([(1.0 - UNION) / alone] * alone)] if alone > 1 else [1.0], FORGETTING)
+        # What each source said in the states of this draft: equal contexts met again share one lookup (GSD, 2407.16207).
+        self._said: list[dict[Any, list[Evidence]]] = [{} for _ in self.sources]
 
     def root(self) -> Node:
+        """The node of the committed sequence. What was said before it grew is forgotten."""
+        for said in self._said:
+            said.clear()
         return Node([source.root() for source in self.sources])
 
     def advance(self, node: Node, token: int) -> Node:
@@ -53,23 +74,24 @@ class Mixture:
         """The next tokens of a probability above `floor`, the likeliest first; probabilities sum to at most 1."""
         if floor >= CERTAIN:
             return []
+        least = max(LEAST_WEIGHT, LEAST_OF_FLOOR * floor)
         mixed: dict[int, float] = {}
         get = mixed.get
         rows: dict[Row, float] = {}  # several sources may know the same row: it is spread out once
-        for weight, _, _, (_, _, hard, soft) in self._claims(node):
-            if weight < LEAST_WEIGHT:
+        for weight, _, _, (_, _, hard, soft) in node.claims or self._claims(node):
+            if weight < least:
                 continue
             for token, share in hard.items():
                 mixed[token] = get(token, 0.0) + weight * share
             for share, row in soft:
                 rows[row] = rows.get(row, 0.0) + weight * share
         for row, weight in rows.items():
-            if weight < LEAST_WEIGHT:
-                continue
-            for token, prob in row.items():
-                mixed[token] = get(token, 0.0) + weight * prob
-        for token in self._forbidden.intersection(mixed):
-            del mixed[token]
+            if weight >= least:
+                for token, prob in row.items():
+                    mixed[token] = get(token, 0.0) + weight * prob
+        if self._forbidden:
+            for token in self._forbidden.intersection(mixed):
+                del mixed[token]
         vocabulary = self._vocabulary
         best = [(-prob, token) for token, prob in mixed.items() if prob > floor and 0 <= token < vocabulary]
         best.sort()
@@ -80,22 +102,42 @@ class Mixture:
         if node.claims is not None:
             return node.claims
         found: list[tuple[float, int, Evidence]] = []  # (trust, source, evidence)
-        learned = self._learned
-        for number, (source, state) in enumerate(zip(self.sources, node.states, strict=True)):
-            for evidence in source.predict(state):
-                trust = evidence.trust
-                counts = learned.get((number, evidence.level))
-                if counts is not None:
-                    upheld, claims = counts
-                    trust = (PRIOR * trust + upheld) / (PRIOR + claims)
+        for number, state in enumerate(node.states):
+            learned, fitted = self.learned[number], self._fitted[number]
+            for evidence in self._ask(number, state):
+                level = evidence.level
+                counts = fitted.get(level)
+                upheld, claims = learned.get(level, _NOTHING)
+                if counts is None:
+                    trust = (PRIOR * evidence.trust + upheld) / (PRIOR + claims)
+                else:
+                    a, b = counts
+                    trust = (a + upheld) / (a + b + claims)
                 found.append((trust, number, evidence))
         found.sort(key=_by_trust)
+        weights = self.hedge.weights
+        left = weights[0]
+        alone = weights[1:]  # what each source's own more trusted evidence left over of its weight
         node.claims = weighed = []
-        left = 1.0
         for trust, number, evidence in found:
-            weighed.append((left * trust, trust, number, evidence))
-            left *= 1.0 - trust
+            weight = left * trust
+            left -= weight
+            if alone:
+                own = alone[number] * trust
+                alone[number] -= own
+                weight += own
+            weighed.append((weight, trust, number, evidence))
         return weighed
+
+    def _ask(self, number: int, state: Any) -> list[Evidence]:
+        said = self._said[number]
+        try:
+            evidence = said.get(state)
+        except TypeError:  # a state that cannot be hashed is asked about each time
+            return self.sources[number].predict(state)
+        if evidence is None:
+            said[state] = evidence = self.sources[number].predict(state)
+        return evidence
 
     def origin(self, node: Node, token: int) -> int:
         """The source that contributed most to `token` after `node`."""
@@ -113,17 +155,24 @@ class Mixture:
         claims_made = self._claims(node)
         responsible: list[float] = []
         likelihood = UNFORESEEN
-        for _, trust, _, evidence in reversed(claims_made):
+        alone = [UNFORESEEN] * len(self.sources)
+        for _, trust, number, evidence in reversed(claims_made):
             own = trust * evidence.likelihood(token)
             likelihood = own + (1.0 - trust) * likelihood
+            alone[number] = own + (1.0 - trust) * alone[number]
             responsible.append(own / likelihood)
         reached = 1.0  # probability that no more trusted evidence was responsible
         for _, _, number, evidence in claims_made:
             share = responsible.pop()
-            key = number, evidence.level
-            upheld, claims = self._learned.get(key, (0.0, 0.0))
-            self._learned[key] = upheld + reached * share, claims + reached
+            learned = self.learned[number]
+            upheld, claims = learned.get(evidence.level, _NOTHING)
+            learned[evidence.level] = upheld + reached * share, claims + reached
             reached *= 1.0 - share
+        if len(alone) > 1:
+            self.hedge.update([likelihood, *alone])
+
+
+_NOTHING = (0.0, 0.0)
 
 
 def _by_trust(found: tuple[float, int, Evidence]) -> float:

@@ -279,9 +279,14 @@ class NgramSource:
         return (*state[1 - ORDERS :], token) if len(state) >= ORDERS else (*state, token)
 
     def predict(self, state: State) -> list[Evidence]:
-        return [
-            Evidence(
-                TRUST[order] * seen / (seen + DOUBT), order, {}, [(1.0 / len(rows), row) for row in rows]
-            )
-            for order, seen, rows in self._table.lookup(state)
-        ]
+        found = []
+        for order, seen, rows in self._table.lookup(state):
+            share = 1.0 / len(rows)
+            trust = TRUST[order] * seen / (seen + DOUBT)
+            found.append(Evidence(trust, _level(order, seen), {}, [(share, row) for row in rows]))
+        return found
+
+
+def _level(order: int, seen: float) -> int:
+    """Reliability is learned per order and per how often the context was seen: 10 * order + 0, 1, 2, 3 (2, 4, 8 times)."""
+    return 10 * order + (seen >= 2.0) + (seen >= 4.0) + (seen >= 8.0)

@@ -278,7 +278,7 @@ class Store:
         """Ids of the chunks whose metadata has this value under this key, in order of adding."""
         with self._lock:
             rows = self._database.query(
-                "SELECT id FROM chunks, json_each(metadata) AS entry "
+                "SELECT chunks.id FROM chunks, json_each(chunks.metadata) AS entry "
                 "WHERE entry.key = ? AND entry.value = ? ORDER BY chunks.row",
                 (key, value),
             )

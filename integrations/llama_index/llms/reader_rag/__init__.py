@@ -18,6 +18,7 @@ except ModuleNotFoundError as error:
 
 from llama_index.llms.reader_rag.llm import ReaderLLM
 from llama_index.llms.reader_rag.retriever import ReaderRetriever
+from llama_index.llms.reader_rag.vector_store import ReaderVectorStore
 from llama_index.llms.reader_rag.watch import watch
 
-__all__ = ["ReaderLLM", "ReaderRetriever", "watch"]
+__all__ = ["ReaderLLM", "ReaderRetriever", "ReaderVectorStore", "watch"]

@@ -1,12 +1,19 @@
 """LlamaIndex nodes to chunks and back."""
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, TextNode
+from llama_index.core.vector_stores.utils import metadata_dict_to_node
 
 from reader_rag import Chunk
 from reader_rag.errors import SettingsError
+
+REF_DOC_ID = "_ref_doc_id"
+_REST = (
+    "_node_content"  # JSON of what a node is beside id, text and metadata: relations, templates, its class
+)
 
 
 def chunks_from(documents: object) -> tuple[Chunk, ...]:
@@ -29,8 +36,24 @@ def chunks_from(documents: object) -> tuple[Chunk, ...]:
     return tuple(chunk for document in documents for chunk in _chunks_of(document))
 
 
-def node_from(chunk: Chunk) -> TextNode:
-    """The chunk as a node with the same id, text and metadata."""
+def chunk_from(node: BaseNode) -> Chunk:
+    """The node as a chunk for a store, from which `node_from` makes the same node; its embedding is left out."""
+    rest = node.model_dump(mode="json", exclude={"embedding", "text", "text_resource"})
+    metadata = rest.pop("metadata", {})
+    kept = {_REST: json.dumps({**rest, "class_name": node.class_name()}), REF_DOC_ID: node.ref_doc_id}
+    return Chunk(node.node_id, node.get_content(metadata_mode=MetadataMode.NONE), {**metadata, **kept})
+
+
+def node_from(chunk: Chunk) -> BaseNode:
+    """The chunk as a node with the same id, text and metadata; the very node if it was one."""
+    if _REST in chunk.metadata:
+        metadata = {key: value for key, value in chunk.metadata.items() if key not in (_REST, REF_DOC_ID)}
+        rest = json.loads(chunk.metadata[_REST])
+        content = {
+            "_node_content": json.dumps({**rest, "metadata": metadata}),
+            "_node_type": rest["class_name"],
+        }
+        return metadata_dict_to_node(content, text=chunk.text)
     # A store notes where a chunk starts in its file: an offset helps the program, not the model.
     offsets = [key for key in ("start",) if isinstance(chunk.metadata.get(key), int)]
     return TextNode(

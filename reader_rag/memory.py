@@ -1,4 +1,4 @@
-"""What a Reader remembers between requests, scope by scope: learned n-gram statistics and recent chunks."""
+"""What a Reader remembers between requests, scope by scope: n-gram statistics, recent chunks and answers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from reader_rag.draft import ChunkPool, NgramTable
 from reader_rag.settings import Drafting
@@ -25,8 +27,9 @@ SCOPES = 256
 class ScopeMemory:
     """One scope's share: nobody else's requests read it, because acceptance timing would reveal it."""
 
-    def __init__(self, pool: ChunkPool, ngrams: NgramTable) -> None:
+    def __init__(self, pool: ChunkPool, ngrams: NgramTable, answers: ChunkPool | None = None) -> None:
         self.pool, self.ngrams = pool, ngrams
+        self.answers = ChunkPool() if answers is None else answers
         self._recent: OrderedDict[str, Chunk] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -41,6 +44,11 @@ class ScopeMemory:
                 self._recent.move_to_end(chunk.id)
             while len(self._recent) > RECENT_CHUNKS:
                 self._recent.popitem(last=False)
+
+    def learn_answer(self, tokens: Sequence[int]) -> None:
+        """Takes the answer of a request that has ended. The same answer again is kept once, as the latest."""
+        digest = hashlib.blake2b(np.asarray(tokens, np.int32).tobytes(), digest_size=16)
+        self.answers.add(digest.hexdigest(), [tokens])
 
     def recent(self, exclude: Collection[str] = ()) -> tuple[Chunk, ...]:
         """Recently offered chunks, newest first."""
@@ -66,7 +74,8 @@ class Memory:
                     table = NgramTable.load(self._file(scope), self._fingerprint, limit)
                 else:
                     table = NgramTable(limit)
-                self._scopes[scope] = ScopeMemory(ChunkPool(self._drafting.pool_bytes), table)
+                pool, answers = ChunkPool(self._drafting.pool_bytes), ChunkPool(self._drafting.answer_bytes)
+                self._scopes[scope] = ScopeMemory(pool, table, answers)
                 if len(self._scopes) > SCOPES:
                     name, old = self._scopes.popitem(last=False)
                     if self._drafting.persist:

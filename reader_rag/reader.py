@@ -325,6 +325,7 @@ class Reader:
             chunk_tokens=[ids for chunk in given for ids in self._encodings(chunk.text)],
             pool=memory.pool,
             ngrams=memory.ngrams,
+            answers=memory.answers,
             extra_sources=[s for s in sources if not isinstance(s, str)],
             forbidden=self._control,
             vocabulary=self._vocabulary,

@@ -13,8 +13,8 @@ from reader_rag.structured.constraint import Constraint
 
 __all__ = ["SOURCES", "Drafting", "Sampling"]
 
-SOURCES = ("context", "chunks", "ngrams")
-"""The names that `Drafting.sources` may hold."""
+SOURCES = ("context", "chunks", "ngrams", "answers", "corpus")
+"""The names that `Drafting.sources` may hold, and holds by default."""
 
 MIB = 1 << 20
 NUMBERS = (
@@ -107,9 +107,11 @@ class Sampling:
 class Drafting:
     """Where drafts come from. It changes the speed of an answer, never a token of it.
 
-    sources     any of "context" (this request), "chunks" (retrieved text) and "ngrams" (statistics of the model's own
-                earlier requests), or objects with the methods of reader_rag.draft.Source; () is plain decoding
-    pool_bytes  cap of a scope's recent chunks; ngram_bytes: cap of a scope's statistics; oldest out first
+    sources     any of "context" (this request), "chunks" (retrieved text), "ngrams" (statistics of the model's own
+                earlier requests), "answers" (earlier answers) and "corpus" (a whole store, where one is given), or
+                objects with the methods of reader_rag.draft.Source, such as a speculator; () is plain decoding
+    pool_bytes  cap of a scope's recent chunks; ngram_bytes: of its statistics; answer_bytes: of its answers; the
+                least recently used go first
     persist     whether the statistics outlive the process, in the user's cache folder
     prompt_evidence  whether the model's expectations at the prompt's own positions are kept too: better drafts for a
                 slower first token (the output matrix over the prompt)
@@ -118,6 +120,7 @@ class Drafting:
     sources: tuple[Any, ...] = SOURCES
     pool_bytes: int = 64 * MIB
     ngram_bytes: int = 64 * MIB
+    answer_bytes: int = 32 * MIB
     persist: bool = True
     prompt_evidence: bool = True
 
@@ -134,7 +137,7 @@ class Drafting:
                 f"sources has {unknown[0]!r}; choose from {', '.join(SOURCES)}, or () for no drafts"
             )
         object.__setattr__(self, "sources", tuple(dict.fromkeys(sources)))
-        for name in ("pool_bytes", "ngram_bytes"):
+        for name in ("pool_bytes", "ngram_bytes", "answer_bytes"):
             size = _integer(name, getattr(self, name))
             _require(size >= 0, name, size, "use a number of bytes, 0 or above")
             object.__setattr__(self, name, size)

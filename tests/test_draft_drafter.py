@@ -197,8 +197,8 @@ def test_no_sources_is_plain_decoding() -> None:
 
 
 def test_an_unknown_source_is_an_error_that_names_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"'corpus'.*context, chunks, ngrams, oracle"):
-        make_drafter(["corpus"], extra_sources=[Oracle("oracle", 1, 0.5)])
+    with pytest.raises(ValueError, match=r"'web'.*context, chunks, ngrams, .*oracle"):
+        make_drafter(["web"], extra_sources=[Oracle("oracle", 1, 0.5)])
 
 
 def test_an_extra_source_is_drafted_from() -> None:

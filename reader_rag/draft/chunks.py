@@ -14,7 +14,9 @@ TRUST = (0.0, 0.0, 0.20, 0.30, 0.40, 0.50, 0.60, 0.65, 0.70)  # by length; behin
 
 _SHARE = tuple(exp(-STEP * shorter) for shorter in range(LONGEST + 1))
 
-Matches = dict[int, int]  # place in a ChunkIndex -> length of the match
+_BITS = 4
+_MASK = (1 << _BITS) - 1
+Matches = tuple[int, ...]  # place in a ChunkIndex << _BITS | length of the match
 State = tuple[int, tuple[Matches, ...]]  # last token, and the matches in each index
 
 
@@ -28,7 +30,7 @@ class ChunkSource:
         for tokens in as_sequences(arrays):
             own.add(tokens)
         self._indexes = (own,) if pool is None else (own, pool.index)
-        self._state: State = (-1, tuple({} for _ in self._indexes))
+        self._state: State = (-1, tuple(() for _ in self._indexes))
 
     def observe(self, tokens: Sequence[int], rows: Sequence[Row | None], prompt: bool) -> None:
         # A prompt's matches matter by its end alone: LONGEST tokens before it tell all that predict() can tell apart.
@@ -45,11 +47,18 @@ class ChunkSource:
         before, tracked = state
         moved = []
         for index, old in zip(self._indexes, tracked, strict=True):
-            new = {place + 1: length + 1 for place, length in old.items() if index.following(place) == token}
+            following = index.following
+            new = [
+                (code >> _BITS) + 1 << _BITS | min((code & _MASK) + 1, _MASK)
+                for code in old
+                if following(code >> _BITS) == token
+            ]
             if len(new) < MATCHES:
-                for place in index.find(before, token)[: MATCHES - len(new)]:
-                    new.setdefault(place, 2)
-            moved.append(new)
+                found = index.find(before, token)
+                if found:
+                    taken = {code >> _BITS for code in new}
+                    new += [place << _BITS | 2 for place in found if place not in taken][: MATCHES - len(new)]
+            moved.append(tuple(new))
         return token, tuple(moved)
 
     def predict(self, state: State) -> list[Evidence]:
@@ -57,10 +66,10 @@ class ChunkSource:
         weight = OWN
         longest = 0
         for index, matches in zip(self._indexes, state[1], strict=True):
-            for place, length in matches.items():
-                token = index.following(place)
+            for code in matches:
+                token = index.following(code >> _BITS)
                 if token is not None:
-                    length = min(length, LONGEST)
+                    length = min(code & _MASK, LONGEST)
                     longest = max(longest, length)
                     found.append((token, length, weight))
             weight = 1.0
@@ -74,3 +83,14 @@ class ChunkSource:
             shares[token] = shares.get(token, 0.0) + weight
         hard = {token: share / total for token, share in shares.items()}
         return [Evidence(TRUST[longest], longest, hard, [])]
+
+    def locate(self, state: State, token: int) -> tuple[int, int] | None:
+        """(number of the sequence in its index, position) from which `token` is copied: the longest match's."""
+        best: tuple[int, int] | None = None
+        longest = 0
+        for index, matches in zip(self._indexes, state[1], strict=True):
+            for code in matches:
+                if code & _MASK > longest and index.following(code >> _BITS) == token:
+                    longest = code & _MASK
+                    best = index.split((code >> _BITS) + 1)
+        return best

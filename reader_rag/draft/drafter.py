@@ -6,15 +6,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from reader_rag.draft.answers import AnswerSource
 from reader_rag.draft.chunks import ChunkSource
 from reader_rag.draft.context import ContextSource
+from reader_rag.draft.corpus import Corpus, CorpusSource
 from reader_rag.draft.guard import GuardedSource
 from reader_rag.draft.mixture import Mixture, Node
 from reader_rag.draft.ngrams import NgramSource, NgramTable
 from reader_rag.draft.pool import ChunkPool
 from reader_rag.draft.priors import Priors
 from reader_rag.draft.source import Array, Row, Source
-from reader_rag.draft.tree import Draft, grow
+from reader_rag.draft.tree import Draft, Origin, grow
 
 LEAST_PROB = 0.03  # predictions below this are not kept as soft evidence
 
@@ -94,6 +96,17 @@ class Drafter:
         ]
         return Draft(tree.tokens, tree.parents, tree.probs, origins, tree.chain)
 
+    def origin(self, draft: Draft, node: int) -> Origin:
+        """Where the token of a node of the latest draft was copied from. Looked up when asked for: drafting stays quick."""
+        source, token, parent = draft.origins[node], draft.tokens[node], draft.parents[node]
+        above = self._root if parent < 0 else self._drafted[draft.parents[parent], draft.tokens[parent]][1]
+        if above is None or (parent, token) not in self._drafted:
+            raise ValueError(
+                "origins are known of the latest draft only, until its verdict: ask before observe()"
+            )
+        place = self._guarded[source].locate(above.states[source], token)
+        return Origin(source) if place is None else Origin(source, *place)
+
     def learned(self) -> dict[tuple[str, int], tuple[float, float]]:
         """(claims upheld, claims) by source and level in this request: what `reader-rag bench fit` gathers."""
         return {
@@ -121,6 +134,10 @@ def make_drafter(
     chunk_tokens: Sequence[Array] = (),
     pool: ChunkPool | None = None,
     ngrams: NgramTable | None = None,
+    frozen_ngrams: NgramTable | None = None,
+    answers: ChunkPool | None = None,
+    corpus: Corpus | None = None,
+    speculator: Source | None = None,
     extra_sources: Sequence[Source] = (),
     forbidden: frozenset[int] = frozenset(),
     vocabulary: int = 1 << 31,
@@ -128,18 +145,28 @@ def make_drafter(
 ) -> Drafter:
     """Builds the Drafter of one request from the names of its sources.
 
-    `chunk_tokens` are the request's own chunks, each tokenization a sequence of its own; `pool` and `ngrams` are the
-    scope's shared state. Raises ValueError for a name that no source has.
+    `chunk_tokens` are the request's own chunks, each tokenization a sequence of its own; `pool`, `ngrams` and `answers`
+    are the scope's shared state, `corpus` the store's; `frozen_ngrams` is read beside `ngrams` and never learns;
+    `speculator` is one request's reader_rag.draft.speculator.SpeculatorSource. What is left out is empty.
+    `priors` stand in for the fitted table that comes with the package.
+    Raises ValueError for a name that no source has, and for "speculator" without one.
     """
     builders: dict[str, Callable[[], Source]] = {
         "context": ContextSource,
         "chunks": lambda: ChunkSource(chunk_tokens, pool),
-        "ngrams": lambda: NgramSource(NgramTable() if ngrams is None else ngrams),
+        "ngrams": lambda: NgramSource(NgramTable() if ngrams is None else ngrams, frozen_ngrams),
+        "answers": lambda: AnswerSource(answers),
+        "corpus": lambda: CorpusSource(Corpus.build(()) if corpus is None else corpus),
     }
     extra = {source.name: source for source in extra_sources}
+    if speculator is not None:
+        extra["speculator"] = speculator
     known = [*builders, *extra]
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise ValueError(f"unknown source {', '.join(map(repr, unknown))}: choose from {', '.join(known)}")
+        mend = " (the speculator needs a draft model)" if "speculator" in unknown else ""
+        raise ValueError(
+            f"unknown source {', '.join(map(repr, unknown))}: choose from {', '.join(known)}{mend}"
+        )
     sources = [extra[name] if name in extra else builders[name]() for name in dict.fromkeys(names)]
     return Drafter(sources, forbidden=forbidden, vocabulary=vocabulary, priors=priors)

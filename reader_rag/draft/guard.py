@@ -55,6 +55,18 @@ class GuardedSource:
                 self._drop(error)
         return []
 
+    def locate(self, state: Any, token: int) -> tuple[int | None, int] | None:
+        """Where `token` after `state` is copied from, as far as the source can tell."""
+        find = getattr(self._source, "locate", None)
+        if find is None or self.error is not None:
+            return None
+        try:
+            found: tuple[int | None, int] | None = find(state, token)
+            return found
+        except Exception as error:
+            self._drop(error)
+        return None
+
     def _drop(self, error: Exception) -> None:
         self.error = f"{type(error).__name__}: {error}"
         log.warning("source %s is dropped for this request: %s", self.name, self.error)

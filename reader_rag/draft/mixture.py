@@ -10,7 +10,7 @@ from reader_rag.draft.source import Evidence, Row, Source
 CHILDREN = 16  # next tokens considered after one node
 PRIOR = 12.0  # sightings that a source's own trust is worth where the fitted table has no entry
 LEAST_WEIGHT = 0.003  # evidence that weighs less cannot bring a token into the draft
-LEAST_OF_FLOOR = 0.08  # nor can evidence that weighs less than this share of the probability asked for
+LEAST_OF_FLOOR = 0.15  # nor can evidence that weighs less than this share of the probability asked for
 CERTAIN = 0.98  # no token is taken to be likelier
 UNFORESEEN = 1e-3  # likelihood of a token that no evidence names
 UNION = 0.95  # prior weight of the union of all sources; the sources alone share the rest

@@ -6,8 +6,9 @@ import tempfile
 import zipfile
 import zlib
 from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
@@ -26,6 +27,7 @@ BRANCH_ORDERS = 2  # a branch was not committed: only its last tokens are worth 
 TRUST = (0.0, 0.50, 0.75, 0.88, 0.93)  # by order, for contexts that were seen very often
 DOUBT = 0.5  # a context seen n times keeps n / (n + DOUBT) of that
 LATEST = 4  # predictions kept per context
+FROZEN = 100  # added to the levels of the frozen table: its reliability is its own
 TURNS = 32  # contexts that one eviction may spare before it must drop one
 FORMAT = 1
 
@@ -37,6 +39,7 @@ _FOLLOWER_BYTES = 60
 # (sightings, latest predictions); never changed in place, so reading needs no lock
 Entry = tuple[float, tuple[Row, ...]]
 State = tuple[int, ...]
+Stamp = tuple[int, int, int]
 
 
 def _pack(context: Sequence[int]) -> int:
@@ -65,6 +68,7 @@ class NgramTable:
         self._holders: dict[Row, int] = {}  # a row is shared by all contexts that end at its position
         self._bytes = 0
         self._lock = Lock()
+        self._saved: Stamp | None = None  # the file that this table was loaded from or saved to
 
     def __len__(self) -> int:
         return sum(map(len, self._tables))
@@ -148,8 +152,43 @@ class NgramTable:
         found.reverse()
         return found
 
+    def merge(self, other: "NgramTable") -> None:
+        """Takes in what another table learned: its contexts count as older than all of this one's own.
+
+        Where both know a context, the sightings are the larger of the two, because both may have begun as one table.
+        """
+        with self._lock:
+            for table, turns, theirs in zip(self._tables, self._turns, other._tables, strict=True):
+                for context in reversed(list(theirs)):
+                    seen, rows = theirs[context]
+                    own = table.get(context)
+                    if own is None:
+                        table[context] = seen, rows
+                        turns.appendleft(context)
+                        self._bytes += _ENTRY_BYTES
+                        fresh = rows
+                    else:
+                        fresh = tuple(row for row in rows if row not in own[1])[: LATEST - len(own[1])]
+                        table[context] = max(seen, own[0]), own[1] + fresh
+                    for row in fresh:
+                        self._hold(row, 1)
+            while self._bytes > self.limit and self._evict():
+                pass
+
     def save(self, path: str | os.PathLike[str], key: str) -> None:
-        """Writes the table to `path` (.npz, no pickle), whole or not at all; `key` names the model it belongs to."""
+        """Writes the table to `path` (.npz, no pickle), whole or not at all; `key` names the model it belongs to.
+
+        What another process has saved there since this table was loaded is merged in first.
+        """
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _only_saver(path.parent):
+            if _stamp(path) not in (None, self._saved):
+                self.merge(NgramTable.load(path, key, self.limit))
+            self._write(path, key)
+            self._saved = _stamp(path)
+
+    def _write(self, path: Path, key: str) -> None:
         with self._lock:
             copies = [[(context, *table[context]) for context in turns] for table, turns in self._queues()]
         numbers: dict[Row, int] = {}
@@ -165,8 +204,6 @@ class NgramTable:
         arrays["tokens"] = np.array([token for row in numbers for token in row], np.int32)
         arrays["probs"] = np.array([prob for row in numbers for prob in row.values()], np.float32)
 
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
         try:
             with os.fdopen(handle, "wb") as file:
@@ -185,14 +222,17 @@ class NgramTable:
         A damaged file is renamed to *.bad, with a warning: a cache must never stop a reader from starting.
         """
         path = Path(path)
-        if not path.exists():
+        stamp = _stamp(path)
+        if stamp is None:
             return cls(limit)
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 if int(arrays["format"]) != FORMAT or str(arrays["key"]) != key:
                     log.warning("n-grams in %s belong to another model or version: starting empty", path)
                     return cls(limit)
-                return cls._restore({name: arrays[name] for name in arrays.files}, limit)
+                table = cls._restore({name: arrays[name] for name in arrays.files}, limit)
+                table._saved = stamp
+                return table
         except (OSError, ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             aside = path.with_name(path.name + ".bad")
             log.warning(
@@ -231,6 +271,31 @@ class NgramTable:
         return list(zip(self._tables, self._turns, strict=True))
 
 
+def _stamp(path: Path) -> Stamp | None:
+    """Tells one saved file from the next; None where there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+@contextmanager
+def _only_saver(folder: Path) -> Iterator[None]:
+    """Keeps other processes from saving into `folder` meanwhile, where the system can lock a folder."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: two processes that save at once keep the last one's table
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
 def _cut(items: Sequence[T], lengths: Sequence[int]) -> list[Sequence[T]]:
     """Consecutive pieces of the given lengths, which must use up all items."""
     pieces = []
@@ -248,21 +313,27 @@ class NgramSource:
 
     name = "ngrams"
 
-    def __init__(self, table: NgramTable) -> None:
-        self._table = table
+    def __init__(self, table: NgramTable, frozen: NgramTable | None = None) -> None:
+        self._table, self._frozen = table, frozen
         self._tail: State = ()
 
     def observe(self, tokens: Sequence[int], rows: Sequence[Row | None], prompt: bool) -> None:
-        """Learns from soft evidence alone: what a prompt's text says is for `context` to copy, not the model's habit."""
+        """Learns what the model expected (soft), and what it said where that was something else or is not known (hard).
+
+        What a prompt's text says is for `context` to copy; it is not the model's habit.
+        """
         if not tokens:
             return
         contexts: list[State] = []
         known: list[Row] = []
         tail = self._tail
         for token, row in zip(tokens, rows, strict=True):
-            if row is not None and tail:
+            if tail and row:
                 contexts.append(tail)
                 known.append(row)
+            if tail and not prompt and (not row or token != max(row, key=row.__getitem__)):
+                contexts.append(tail)  # a draw, or an answer that came without predictions
+                known.append(_hard(token))
             tail = (*tail[1 - ORDERS :], token) if len(tail) >= ORDERS else (*tail, token)
         self._tail = tail
         block = 64  # keeps the table's lock short
@@ -279,12 +350,25 @@ class NgramSource:
         return (*state[1 - ORDERS :], token) if len(state) >= ORDERS else (*state, token)
 
     def predict(self, state: State) -> list[Evidence]:
-        found = []
-        for order, seen, rows in self._table.lookup(state):
-            share = 1.0 / len(rows)
-            trust = TRUST[order] * seen / (seen + DOUBT)
-            found.append(Evidence(trust, _level(order, seen), {}, [(share, row) for row in rows]))
+        found = _evidence(self._table, state, 0)
+        if self._frozen is not None:
+            found += _evidence(self._frozen, state, FROZEN)
         return found
+
+
+def _evidence(table: NgramTable, state: State, base: int) -> list[Evidence]:
+    found = []
+    for order, seen, rows in table.lookup(state):
+        share = 1.0 / len(rows)
+        trust = TRUST[order] * seen / (seen + DOUBT)
+        found.append(Evidence(trust, base + _level(order, seen), {}, [(share, row) for row in rows]))
+    return found
+
+
+@lru_cache(maxsize=1 << 14)
+def _hard(token: int) -> Row:
+    """One row per token: tables count a shared row's memory once."""
+    return Row({token: 1.0})
 
 
 def _level(order: int, seen: float) -> int:

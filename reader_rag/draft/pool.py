@@ -73,6 +73,11 @@ class ChunkIndex:
         position = (place & ((1 << _POSITION_BITS) - 1)) + 1
         return tokens[position] if tokens is not None and position < len(tokens) else None
 
+    @staticmethod
+    def split(place: int) -> tuple[int, int]:
+        """A place as (number of the sequence, position)."""
+        return place >> _POSITION_BITS, place & ((1 << _POSITION_BITS) - 1)
+
 
 class ChunkPool:
     """The chunks that a scope used last, at most `limit` bytes of them, the least recently used out first.

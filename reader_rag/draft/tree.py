@@ -3,9 +3,19 @@
 from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 State = TypeVar("State")
+
+
+class Origin(NamedTuple):
+    """Where a drafted token was copied from."""
+
+    source: int  # index into Drafter.source_names
+    sequence: int | None = (
+        None  # number of the chunk or answer in its source's index; None: the source is one text
+    )
+    offset: int | None = None  # position there; None: not copied, or the source cannot tell
 
 
 @dataclass(frozen=True, slots=True)

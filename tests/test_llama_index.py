@@ -20,7 +20,8 @@ from llama_index.core.instrumentation.events.llm import (
     LLMCompletionEndEvent,
     LLMCompletionStartEvent,
 )
-from llama_index.core.llms import LLM
+from llama_index.core.llms import CustomLLM
+from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index_fakes import (
     ALL,
     PROMPT_TOKENS,
@@ -50,8 +51,9 @@ def llm(fake: FakeReader) -> ReaderLLM:
     return ReaderLLM(reader=fake)
 
 
-def test_it_subclasses_llm_directly_and_implements_every_method() -> None:
-    assert ReaderLLM.__bases__ == (LLM,)
+def test_it_is_a_function_calling_llm_that_implements_every_method() -> None:
+    assert issubclass(ReaderLLM, FunctionCallingLLM)
+    assert not issubclass(ReaderLLM, CustomLLM)  # whose async methods block, and whose chat is counted twice
     assert ReaderLLM.class_name() == "ReaderLLM"
     assert not inspect.isabstract(ReaderLLM)
 
@@ -144,7 +146,7 @@ def test_the_prompt_may_be_given_by_name_but_once(llm: ReaderLLM) -> None:
 def test_public_names() -> None:
     import llama_index.llms.reader_rag as package
 
-    assert sorted(package.__all__) == ["ReaderLLM", "ReaderRetriever", "watch"]
+    assert sorted(package.__all__) == ["ReaderLLM", "ReaderRetriever", "ReaderVectorStore", "watch"]
     assert watch_function is package.watch
     assert ReaderRetriever is package.ReaderRetriever
     import llama_index

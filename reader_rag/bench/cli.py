@@ -21,6 +21,7 @@ def add_parser(subparsers: Any) -> None:
     commands.add_replay(kinds)
     commands.add_peers(kinds)
     commands.add_curve(kinds)
+    _add_fit(kinds)
 
 
 def _add_speed(kinds: Any) -> None:
@@ -60,3 +61,31 @@ def _speed(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(result))
     return 0
+
+
+def _add_fit(kinds: Any) -> None:
+    one = kinds.add_parser(
+        "fit",
+        help="the reliability table that drafting begins with, fitted on recorded answers",
+        description="Replays answers position by position and writes how often each source was right at each level, as a JSON "
+        "table. The answers are the recordings of `bench record`, or those of a file: its recorded responses (hard evidence "
+        "only), or else the model's own, which takes as long as answering all questions does.",
+    )
+    what = one.add_mutually_exclusive_group(required=True)
+    what.add_argument("--data", metavar="FILE", help="JSON lines of questions")
+    what.add_argument("--recordings", metavar="FOLDER", help="recordings of `bench record`")
+    one.add_argument("--responses", metavar="NAME", help="with --data: the answers recorded under this name")
+    one.add_argument(
+        "--model", metavar="M", help="hub id, folder or .gguf file; the demo model when left out"
+    )
+    one.add_argument("--limit", type=int, metavar="N", help="the first N questions of each set")
+    one.add_argument(
+        "--out", default="priors.json", metavar="FILE", help="where the table goes (priors.json)"
+    )
+    one.set_defaults(run=_fit)
+
+
+def _fit(args: argparse.Namespace) -> int:
+    from reader_rag.bench.fit import run
+
+    return run(args)

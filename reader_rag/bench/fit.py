@@ -2,85 +2,148 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 from tqdm import tqdm
 
-from reader_rag.draft import Drafter
-from reader_rag.draft.priors import Counts, Priors
+from reader_rag.bench.recording import Recording, load_recordings
+from reader_rag.draft import ChunkPool, Drafter, NgramTable, Priors, make_drafter
+from reader_rag.draft.priors import Counts
+from reader_rag.errors import SettingsError
+from reader_rag.settings import SOURCES
+
+if TYPE_CHECKING:
+    import argparse
 
 ROUNDS = 4  # the order of evidence depends on the trusts, and those on the order
 LEAST_CLAIMS = 20.0  # a level that claimed less keeps the source's own trust
 WEAKEST, STRONGEST = 4.0, 100.0  # sightings that a prior may be worth
 
 
-@dataclass(frozen=True, slots=True)
-class Recording:
-    """One answer and, where the model was there, its predictions.
-
-    prompt, output        token ids
-    top_ids, top_probs    [len(prompt) + len(output) - 1, k]: row i predicts what follows token i; None: hard evidence only
-    chunks                tokenizations of the chunks that the answer was given
-    """
-
-    prompt: Sequence[int]
-    output: Sequence[int]
-    top_ids: NDArray[np.integer[Any]] | None = None
-    top_probs: NDArray[np.floating[Any]] | None = None
-    chunks: Sequence[Sequence[int]] = ()
+def run(args: argparse.Namespace) -> int:
+    """The command: fits and writes the table; says on stderr what it was fitted on."""
+    if args.responses and not args.data:
+        raise SettingsError("--responses names answers of a --data file; leave it out with --recordings")
+    recordings = _recordings(args)
+    made_by = shlex.join(["reader-rag", *sys.argv[1:]])
+    fit(recordings, made_by=made_by, progress=True).save(args.out)
+    print(f"fitted on {len(recordings)} answers: {args.out}", file=sys.stderr)
+    return 0
 
 
-def replay(recording: Recording, drafter: Drafter) -> None:
-    """Shows one answer to a drafter token by token, so that every position of the output scores every source."""
-    prompt, output = recording.prompt, recording.output
-    known, end = len(prompt), len(prompt) + len(output) - 1
-    ids, probs = recording.top_ids, recording.top_probs
-    if ids is None or probs is None:
-        drafter.observe_prompt(prompt, None, None)
-        rows: Iterable[tuple[list[int], list[float]]] = (([], []) for _ in output)
-    else:
-        drafter.observe_prompt(prompt, ids[:known], probs[:known])
-        rows = zip(ids[known - 1 : end].tolist(), probs[known - 1 : end].tolist(), strict=True)
-    for number, (token, (top, shares)) in enumerate(zip(output, rows, strict=True)):
-        if number:  # the first token comes with the prompt: nothing is ever drafted for it
-            drafter.draft([], 0, 0)
-        drafter.observe([token], [top], [shares])
+def _recordings(args: argparse.Namespace) -> list[Recording]:
+    if args.recordings:
+        return load_recordings(args.recordings, limit=args.limit)
+    if args.responses:
+        from reader_rag.bench.replay import answers_of
+        from reader_rag.bench.tokenizer import load_tokenizer
+
+        answers = answers_of(
+            args.data, load_tokenizer(args.model), responses=args.responses, limit=args.limit
+        )
+        return [recording for given in answers.values() for _, recording in given]
+    from reader_rag.bench.record import record
+    from reader_rag.reader import Reader
+    from reader_rag.settings import Drafting
+
+    reader = Reader.load(args.model, drafting=Drafting(persist=False), progress=True)
+    with tempfile.TemporaryDirectory() as folder:
+        record(reader, args.data, folder, limit=args.limit)
+        return load_recordings(folder)
+
+
+@dataclass(slots=True)
+class _Learned:
+    """What a scope knows after some requests."""
+
+    ngrams: NgramTable = field(default_factory=NgramTable)
+    answers: ChunkPool = field(default_factory=ChunkPool)
+    pool: ChunkPool = field(default_factory=ChunkPool)
+
+    def take(self, recording: Recording) -> None:
+        show(recording, make_drafter(["ngrams"], ngrams=self.ngrams))
+        self.answers.add(recording.name, [recording.output])
+        self.pool.add(recording.name, recording.chunks)
+
+    def drafter(self, recording: Recording, priors: Priors) -> Drafter:
+        return make_drafter(
+            SOURCES,
+            chunk_tokens=recording.chunks,
+            pool=self.pool,
+            ngrams=self.ngrams.copy(),  # what this request teaches must not meet it again in the next round
+            answers=self.answers,
+            priors=priors,
+        )
 
 
 def fit(
-    recordings: Sequence[Recording],
-    drafter: Callable[[Recording, Priors], Drafter],
-    *,
-    made_by: str,
-    rounds: int = ROUNDS,
-    progress: bool = False,
+    recordings: Sequence[Recording], *, made_by: str, rounds: int = ROUNDS, progress: bool = False
 ) -> Priors:
     """Priors under which each source and level is trusted as often as it was right.
 
     Each round replays all recordings with the trusts of the round before, and takes the claims that the mixture upheld
-    (deleted interpolation is expectation-maximisation for the trusts). The strength of a prior comes from how much
-    the share of upheld claims differs between answers: the less, the more sightings the prior is worth.
+    (deleted interpolation is expectation-maximisation for the trusts). A recording is replayed by a scope that knows
+    nothing and by one that has served the other half of the recordings, each with the model's predictions and without.
+    The strength of a prior comes from how much the share of upheld claims differs between answers: the less, the more
+    sightings the prior is worth.
     """
+    if len(recordings) < 2:
+        raise SettingsError(
+            f"{len(recordings)} answers to fit on; a fit needs at least 2, better 50 and more"
+        )
+    cases = list(_cases(recordings))
     priors = Priors({}, made_by)
     with tqdm(
-        total=rounds * len(recordings), unit="answer", disable=not (progress and sys.stderr.isatty())
+        total=rounds * len(cases), unit="answer", desc="fit", disable=None if progress else True
     ) as bar:
         for _ in range(rounds):
             seen: dict[tuple[str, int], list[tuple[float, float]]] = {}
-            for recording in recordings:
-                one = drafter(recording, priors)
-                replay(recording, one)
-                for key, counts in one.learned().items():
+            for recording, scope in cases:
+                drafter = scope.drafter(recording, priors)
+                show(recording, drafter, score=True)
+                for key, counts in drafter.learned().items():
                     seen.setdefault(key, []).append(counts)
                 bar.update()
             counts = {key: _beta(pairs) for key, pairs in seen.items()}
             priors = Priors({key: beta for key, beta in counts.items() if beta is not None}, made_by)
     return priors
+
+
+def _cases(recordings: Sequence[Recording]) -> Iterator[tuple[Recording, _Learned]]:
+    for soft in (True, False):
+        kept = [r if soft else replace(r, top_ids=None, top_probs=None) for r in recordings]
+        if soft and not any(recording.soft for recording in kept):
+            continue
+        halves = _Learned(), _Learned()
+        for number, recording in enumerate(kept):
+            halves[number % 2].take(recording)
+        for number, recording in enumerate(kept):
+            yield recording, _Learned()
+            yield recording, halves[1 - number % 2]
+
+
+def show(recording: Recording, drafter: Drafter, *, score: bool = False) -> None:
+    """Shows one answer to a drafter token by token; `score`: every position of the output scores every source."""
+    prompt, output = recording.prompt, recording.output
+    first, ids, probs = len(prompt) - 1, recording.top_ids, recording.top_probs
+    rows: Sequence[tuple[list[int], list[float]]] = [([], [])] * len(output)
+    if ids is None or probs is None or not first:
+        drafter.observe_prompt(prompt, None, None)
+    else:
+        drafter.observe_prompt(prompt, ids[:first], probs[:first])
+    if ids is not None and probs is not None:
+        answered = slice(first, first + len(output))
+        rows = list(zip(ids[answered].tolist(), probs[answered].tolist(), strict=True))
+    for token, (top, shares) in zip(output, rows, strict=True):
+        if score:
+            drafter.draft([], 0, 0)
+        drafter.observe([token], [top], [shares])
 
 
 def _beta(pairs: Sequence[tuple[float, float]]) -> Counts | None:

@@ -21,6 +21,7 @@ SAID_TOKENS = 300  # last tokens of prompt and output
 FAVOURED_ROWS = 64  # last predictions of the output
 PASSED_OVER_ROWS = 2  # last predictions: what was likely and did not come often comes a little later
 HABITS = 16  # tokens named by the evidence of length 0
+HARD_ONLY = 20  # added to the level of matches at which the model's predictions are not known
 HABITS_UP_TO = 2  # beside matches of this length and less
 
 State = tuple[int, ...]
@@ -131,7 +132,8 @@ class ContextSource:
                 soft.append((weight - hard, row))
             hards = {token: weight / total for token, weight in hards.items()}
             soft = [(weight / total, row) for weight, row in soft]
-            found.append(Evidence(TRUST[longest], longest, hards, soft))
+            level = longest if soft else longest + HARD_ONLY
+            found.append(Evidence(TRUST[longest], level, hards, soft))
         if longest <= HABITS_UP_TO:
             if self._habits is None:
                 self._habits = self._habit()

@@ -152,6 +152,16 @@ class NgramTable:
         found.reverse()
         return found
 
+    def copy(self) -> "NgramTable":
+        """A table that knows the same; what either learns from now on, the other does not."""
+        twin = NgramTable(self.limit)
+        with self._lock:
+            twin._tables = tuple(table.copy() for table in self._tables)
+            twin._turns = tuple(turns.copy() for turns in self._turns)
+            twin._holders = self._holders.copy()
+            twin._bytes, twin._saved = self._bytes, self._saved
+        return twin
+
     def merge(self, other: "NgramTable") -> None:
         """Takes in what another table learned: its contexts count as older than all of this one's own.
 

@@ -40,20 +40,21 @@ class WordEmbedder:
 
 
 class Says:
-    """A logits processor under which every answer of a ChatML model is `text`, whatever was asked.
+    """A logits processor under which a ChatML model answers `turns`, one for each turn of its conversation.
 
-    It depends on the token ids alone, as a processor must: the answer is what stands after the last header.
+    It depends on the token ids alone, as a processor must: an answer is what stands after the last header.
     """
 
-    def __init__(self, reader: Reader, text: str) -> None:
+    def __init__(self, reader: Reader, *turns: str) -> None:
         encode = reader.tokenizer.encode
         self.header = encode("<|im_start|>assistant\n", add_special_tokens=False)
-        self.answer = [*reader.encode(text), encode("<|im_end|>", add_special_tokens=False)[0]]
+        [end] = encode("<|im_end|>", add_special_tokens=False)
+        self.turns = [[*encode(turn, add_special_tokens=False), end] for turn in turns]
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        ids, header = input_ids[0].tolist(), self.header
-        start = next(i for i in range(len(ids), 0, -1) if ids[i - len(header) : i] == header)
-        said = len(ids) - start
+        ids, length = input_ids[0].tolist(), len(self.header)
+        starts = [i for i in range(length, len(ids) + 1) if ids[i - length : i] == self.header]
+        answer = self.turns[min(len(starts), len(self.turns)) - 1]
         forced = torch.full_like(scores, -torch.inf)
-        forced[:, self.answer[min(said, len(self.answer) - 1)]] = 0.0
+        forced[:, answer[min(len(ids) - starts[-1], len(answer) - 1)]] = 0.0
         return forced

@@ -35,7 +35,7 @@ class FakeReader:
 
     name = "fake/model"
     context_length = 4096
-    tokenizer = SimpleNamespace(chat_template=None, decode=str)
+    tokenizer = SimpleNamespace(chat_template=None, added_tokens_decoder={}, decode=str)
 
     def __init__(
         self,

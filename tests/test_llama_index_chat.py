@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -19,6 +19,7 @@ from llama_index.core.chat_engine import (
 )
 from llama_index.core.chat_engine.types import BaseChatEngine
 from llama_index.core.instrumentation.events.llm import LLMChatStartEvent
+from llama_index.core.llms import ChatMessage
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index_corpus import QUESTION, TEXTS, WordEmbedder
@@ -26,9 +27,6 @@ from llama_index_fakes import listening
 
 from llama_index.llms.reader_rag import ReaderLLM, ReaderRetriever
 from reader_rag import Chunk, Reader, Store
-
-if TYPE_CHECKING:
-    from llama_index.core.llms import ChatMessage
 
 Ask = Callable[[BaseChatEngine, str], str]
 
@@ -143,3 +141,13 @@ def test_later_turns_say_what_a_fresh_reader_would(
         list(zip(asked, turns, strict=True))
     ):  # the last turn finds nothing to reuse
         assert ReaderLLM(reader=fresh, max_tokens=8).chat(messages).message.content == said
+
+
+def test_a_later_turn_reads_only_what_is_new(llm: ReaderLLM) -> None:
+    long = ChatMessage(role="system", content="Answer from the text. " + " ".join(TEXTS * 4))
+    asked = [long, ChatMessage(role="user", content=QUESTION)]
+    first = llm.chat(asked)
+    second = llm.chat([*asked, first.message, ChatMessage(role="user", content="And then?")])
+    read = second.raw["usage"]["prompt_tokens"] - second.raw["reader"]["reused_tokens"]
+    assert second.raw["reader"]["reused_tokens"] > 0
+    assert read < second.raw["usage"]["prompt_tokens"] / 2

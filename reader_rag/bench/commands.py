@@ -48,7 +48,7 @@ def add_replay(kinds: Any) -> None:
     )
     _recorded(one)
     _width(one, 16)
-    one.add_argument("--model", metavar="M", help="whose tokenizer is used; the demo model's when left out")
+    _tokenizer_of(one)
     one.set_defaults(run=_replay)
 
 
@@ -88,6 +88,7 @@ def add_curve(kinds: Any) -> None:
     one.add_argument("--limit", type=int, metavar="N", help="the first N of each set")
     _sources(one)
     _width(one, 16)
+    _tokenizer_of(one)
     one.add_argument("--plot", metavar="PNG", help="also draw the curve into this file")
     one.set_defaults(run=_curve)
 
@@ -116,6 +117,10 @@ def _model(one: argparse.ArgumentParser) -> None:
         "--model", metavar="M", help="hub id, folder or .gguf file; the demo model when left out"
     )
     one.add_argument("--dtype", default="auto", metavar="D", help="float32, bfloat16, float16 or auto")
+
+
+def _tokenizer_of(one: argparse.ArgumentParser) -> None:
+    one.add_argument("--model", metavar="M", help="whose tokenizer is used; the demo model's when left out")
 
 
 def _width(one: argparse.ArgumentParser, default: int | None) -> None:
@@ -234,7 +239,7 @@ def _curve(args: argparse.Namespace) -> int:
     from reader_rag.bench.plot import plot_curve
 
     _check_width(args.width)
-    tokenizer = _tokenizer(None)
+    tokenizer = _tokenizer(args.model)
     result = curve.curve(
         _recordings(args, tokenizer), _reader_maker(args, tokenizer), width=args.width, tests=args.tests
     )

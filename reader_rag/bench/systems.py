@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from reader_rag.bench.engine_replay import Drafts, feed
 from reader_rag.bench.recording import Recording, Tokens
+from reader_rag.bench.rules.installed import InstalledSuffixTrees
 from reader_rag.bench.rules.occurrences import Occurrences
 from reader_rag.bench.rules.recency import LatestCandidates, LatestFollowers, TrigramSearch
 from reader_rag.bench.rules.rule import NoDrafts, Rule, RuleDrafter
@@ -32,6 +34,7 @@ PEERS = (
     "cacheback",
     "aded",
 )
+INSTALLED = "arctic_inference"
 SWITCH = 4
 """Matched tokens from which SAM-Decoding copies rather than asks Token Recycling: the best of 2 to 6 on our recordings."""
 
@@ -114,7 +117,10 @@ def learn(system: System, recordings: Sequence[Recording]) -> None:
 
 
 def peer_makers(width: int, documents: Sequence[Tokens]) -> dict[str, Callable[[], System]]:
-    """How to make each peer afresh. `documents` are REST's datastore; `width` is W, the tokens of a pass."""
+    """How to make each peer afresh. `documents` are REST's datastore; `width` is W, the tokens of a pass.
+
+    Where arctic-inference is installed, its own suffix trees come last, as a cross-check of our rule.
+    """
     datastore = Occurrences(documents)  # it never learns, so that all REST systems share it
     rules: dict[str, Callable[[], Rule]] = {
         "plain": NoDrafts,
@@ -133,4 +139,7 @@ def peer_makers(width: int, documents: Sequence[Tokens]) -> dict[str, Callable[[
     def maker(make: Callable[[], Rule]) -> Callable[[], System]:
         return lambda: RuleSystem(make())
 
-    return {name: maker(rules[name]) for name in PEERS}
+    makers = {name: maker(rules[name]) for name in PEERS}
+    if find_spec(INSTALLED):
+        makers[InstalledSuffixTrees.name] = maker(InstalledSuffixTrees)
+    return makers

@@ -21,7 +21,7 @@ ANSWER = "A chunk is a retrieved piece of text."
 class FakeReader:
     """A Reader's public face over a fixed answer: one word a step, and a record of every call."""
 
-    name, dtype, device, width, context_length = "fake", "float32", "cpu", 4, 512
+    name, dtype, device, width, context_length, tokenizer = "fake", "float32", "cpu", 4, 512, None
 
     def __init__(self, text: str = ANSWER, *, seconds: float = 0.0, fail_at: int | None = None) -> None:
         self.text, self.seconds, self.fail_at = text, seconds, fail_at
@@ -55,11 +55,27 @@ class FakeReader:
         finally:
             self.closed += 1
 
+    def submit(self, prompt: Any, **options: Any) -> "FakeTicket":
+        return FakeTicket(self.stream(prompt, **options))
+
     def offer(self, chunks: Any, scope: str = "default") -> None:
         self.offered.append((scope, [chunk.text for chunk in chunks]))
 
     def encode(self, text: str) -> list[int]:
         return [ord(character) for character in text]
+
+
+class FakeTicket:
+    """A stream that was put in the queue."""
+
+    def __init__(self, steps: Any) -> None:
+        self.steps = steps
+
+    def __iter__(self) -> Iterator[Step]:
+        return iter(self.steps)
+
+    def cancel(self) -> None:
+        self.steps.close()
 
 
 class FakeStore:

@@ -1,7 +1,9 @@
 """The LangChain models over a Reader of forty lines: what each call must do, without a model."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +21,9 @@ from langchain_fakes import ANSWER, FakeReader, Log, faces, text_of
 from langchain_reader_rag import ChatReader, ReaderLLM
 from reader_rag import Chunk, Drafting, Reader
 from reader_rag.errors import PromptError, SettingsError
+
+ROOT = Path(__file__).resolve().parent.parent
+PATHS = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "integrations")])}
 
 
 @pytest.fixture
@@ -341,7 +346,7 @@ def test_documents_that_travel_with_messages_reach_the_drafter(fake: FakeReader)
     human = HumanMessage("q", additional_kwargs={"documents": [{"page_content": "two"}, "three"]})
     ChatReader(reader=fake).invoke([human, tool], documents="four")
     assert sorted(chunk.text for chunk in fake.calls[0]["chunks"]) == ["four", "one", "three", "two"]
-    assert fake.calls[0]["prompt"][-1] == {"role": "user", "content": "found"}
+    assert fake.calls[0]["prompt"][-1] == {"role": "tool", "content": "found", "tool_call_id": "1"}
     ChatReader(reader=fake).invoke([ToolMessage("x", tool_call_id="1", artifact={"any": "thing"})])
     assert fake.calls[1]["chunks"] == []
 
@@ -352,9 +357,9 @@ def test_text_blocks_are_joined_and_other_content_is_refused(fake: FakeReader) -
     assert fake.calls[0]["prompt"][0]["content"] == "one two"
     with pytest.raises(PromptError, match="image_url"):
         chat.invoke([HumanMessage([{"type": "image_url", "image_url": {"url": "http://x"}}])])
-    call = {"name": "search", "args": {}, "id": "1"}
-    with pytest.raises(PromptError, match="calls of tools"):
-        chat.invoke([HumanMessage("q"), AIMessage("", tool_calls=[call])])
+    broken = {"type": "invalid_tool_call", "name": None, "args": "{", "id": None, "error": "cut off"}
+    with pytest.raises(PromptError, match="could not be read"):
+        chat.invoke([HumanMessage("q"), AIMessage("", invalid_tool_calls=[broken])])
     with pytest.raises(PromptError, match="no message"):
         chat.invoke([])
 
@@ -430,11 +435,11 @@ def test_without_langchain_the_import_says_what_to_install() -> None:
         "try:\n    import langchain_reader_rag\n"
         "except ImportError as error:\n    print(error)\n"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    run = subprocess.run([sys.executable, "-c", code], env=PATHS, capture_output=True, text=True, check=True)
     assert 'pip install "reader-rag[langchain]"' in run.stdout
 
 
 def test_importing_the_faces_does_not_import_torch() -> None:
     code = "import sys, langchain_reader_rag; print('torch' in sys.modules)"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    run = subprocess.run([sys.executable, "-c", code], env=PATHS, capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "False"

@@ -1,22 +1,18 @@
 """What the two models have in common: options, the lazily loaded Reader, and the one path to its steps."""
 
 from collections import deque
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, fields
-from difflib import get_close_matches
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
-from time import monotonic
 from typing import Any, Self
 
 from langchain_core.language_models import BaseLanguageModel, LangSmithParams
-from langchain_core.messages.ai import UsageMetadata
-from langchain_core.runnables import RunnableConfig, ensure_config
 from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
 import reader_rag
+from langchain_reader_rag.asking import Request, configured_scope, refuse_unknown
 from langchain_reader_rag.messages import chunks_of
-from reader_rag import Answer, Chunk, Drafting, Sampling, Step, __version__
+from reader_rag import Chunk, Drafting, Sampling, __version__
 from reader_rag.errors import SettingsError
 
 SAMPLING = tuple(field.name for field in fields(Sampling))
@@ -25,7 +21,10 @@ LOADING = (
     "dtype",
     "device",
     "width",
+    "rows",
+    "exact",
     "context",
+    "prefix_bytes",
     "cache_dir",
     "local_files_only",
     "model_kwargs",
@@ -34,18 +33,6 @@ PER_REQUEST = ("documents", "drafting", "scope")
 """Options of a call that never change its text, and so stand outside every cache key."""
 WAITING = 64
 """Offers kept until the model is loaded; the oldest go first."""
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One call, ready for `Reader.stream`."""
-
-    prompt: str | list[dict[str, Any]]
-    sampling: Sampling
-    chunks: Sequence[Chunk]
-    drafting: Drafting | None
-    scope: str
-    raw: bool
 
 
 class ReaderFace(BaseLanguageModel[Any]):
@@ -66,6 +53,12 @@ class ReaderFace(BaseLanguageModel[Any]):
     device: Any = "auto"
     width: int | None = None
     """Tokens per pass; None measures which is fastest."""
+    rows: int | None = None
+    """Requests per pass; None measures."""
+    exact: bool = True
+    """False is throughput mode: faster, and in bfloat16 another rounding may choose another token."""
+    prefix_bytes: int | None = None
+    """Cap of the KV kept for prompts that begin like earlier ones; None is the Reader's own."""
     context: int | None = None
     """Context length in tokens; None is the model's own."""
     cache_dir: str | Path | None = None
@@ -91,6 +84,10 @@ class ReaderFace(BaseLanguageModel[Any]):
     logit_bias: dict[int, float] | None = None
     processors: Sequence[Any] = Field(default=(), exclude=True, repr=False)
     """transformers' LogitsProcessors, applied in order."""
+    constraint: Any = Field(default=None, repr=False)
+    """A `reader_rag.structured.Constraint` that every answer follows."""
+    logprobs: bool | int | None = None
+    """True puts the tokens' log-probabilities into the metadata; a number adds so many of the likeliest at each place."""
 
     drafting: Drafting | None = None
     """Where drafts come from; `Drafting(sources=())` turns them off. Never changes a text."""
@@ -183,10 +180,12 @@ class ReaderFace(BaseLanguageModel[Any]):
         if isinstance(self.reader, ReaderFace):
             return self.reader._model_params()
         if self.reader is not None:
-            loading = {name: getattr(self.reader, name, None) for name in ("dtype", "device", "width")}
+            shaping = ("dtype", "device", "width", "rows", "mode")
+            loading = {name: getattr(self.reader, name, None) for name in shaping}
         else:
-            loading = self._loading()
-            loading.pop("cache_dir", None)
+            loading = {
+                n: value for n, value in self._loading().items() if n not in ("cache_dir", "prefix_bytes")
+            }
         return {"model": self._model_name(), **{name: str(value) for name, value in loading.items()}}
 
     def _model_name(self) -> str:
@@ -216,15 +215,12 @@ class ReaderFace(BaseLanguageModel[Any]):
             params["ls_stop"] = list(strings)
         return params
 
-    def _with_scope(self, config: RunnableConfig | None, options: dict[str, Any]) -> dict[str, Any]:
-        """Options with the scope that the request's config names; read here, in the caller's own context."""
-        scope = configured_scope(config)
-        return options if scope is None or "scope" in options else {**options, "scope": scope}
-
     def _sampling(self, options: Mapping[str, Any]) -> Sampling:
         values = {name: options.get(name, getattr(self, name)) for name in SAMPLING}
         values["stop"] = stop_strings(values["stop"])
         values["processors"] = tuple(values["processors"])
+        if isinstance(values["logprobs"], bool):
+            values["logprobs"] = 0 if values["logprobs"] else None
         return Sampling(**values)
 
     def _request(
@@ -235,50 +231,33 @@ class ReaderFace(BaseLanguageModel[Any]):
         *,
         chunks: Sequence[Chunk] = (),
         raw: bool = False,
+        tools: Mapping[str, Any] | None = None,
     ) -> Request:
         """A call with its options checked; reads the config's scope, so it runs before the first yield."""
+        face = self._of_model(options.get("model"))
         documents = options.get("documents")
         drafting = options.get("drafting", self.drafting)
         if drafting is not None and not isinstance(drafting, Drafting):
             raise SettingsError("drafting must be a Drafting, as in Drafting(sources=())")
         return Request(
+            load=face.load,
             prompt=prompt,
             sampling=self._sampling(options if stop is None else {**options, "stop": stop}),
             chunks=[*chunks, *chunks_of(() if documents is None else documents)],
             drafting=drafting,
             scope=options.get("scope") or configured_scope(None) or self.scope,
             raw=raw,
+            tools=tools or {},
         )
 
-    def _steps(self, request: Request) -> Generator[Step, None, None]:
-        """The steps of one request: what every way to ask, sync and async, streamed or not, consumes."""
-        started = monotonic()
-        steps: Any = self.load().stream(
-            request.prompt,
-            sampling=request.sampling,
-            chunks=request.chunks,
-            drafting=request.drafting,
-            scope=request.scope,
-            raw=request.raw,
-        )
-        with closing(steps):
-            for step in steps:
-                yield step
-                if step.answer is None and self.timeout is not None and monotonic() - started > self.timeout:
-                    raise TimeoutError(
-                        f"the answer was not complete after timeout={self.timeout} seconds: "
-                        "allow more, or lower max_tokens"
-                    )
-
-
-def refuse_unknown(options: Iterable[str], known: Iterable[str], where: str) -> None:
-    """Raise SettingsError for the first option that `where` does not have, naming those that it has."""
-    known = sorted(known)
-    for name in options:
-        if name not in known:
-            near = get_close_matches(str(name), known, n=1)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
-            raise SettingsError(f"{where} has no option {name!r}{hint}; it has: {', '.join(known)}")
+    def _of_model(self, model: Any) -> Self:
+        """This face, or its like for the model that a call names."""
+        if model is None or model == self._model_name():
+            return self
+        face = self.model_copy(update={"model": model, "tokenizer": None, "reader": None})
+        face._live, face._waiting = None, deque(maxlen=WAITING)
+        face.__dict__.pop("_serialized", None)
+        return face
 
 
 def stop_strings(stop: Sequence[str] | str | None) -> tuple[str, ...]:
@@ -286,24 +265,3 @@ def stop_strings(stop: Sequence[str] | str | None) -> tuple[str, ...]:
     if stop is None:
         return ()
     return (stop,) if isinstance(stop, str) else tuple(stop)
-
-
-def configured_scope(config: RunnableConfig | None) -> str | None:
-    """`config["configurable"]["reader_scope"]`, of this config or of the chain that is running."""
-    scope = ensure_config(config).get("configurable", {}).get("reader_scope")
-    return None if scope is None else str(scope)
-
-
-def response_metadata(answer: Answer, model_name: str) -> dict[str, Any]:
-    """What every response says: model, finish reason, and under "reader" the stats and spans."""
-    return {
-        "model_name": model_name,
-        "finish_reason": answer.finish_reason,
-        "reader": {**answer.stats.to_dict(), "spans": [span.to_dict() for span in answer.spans]},
-    }
-
-
-def usage(answer: Answer) -> UsageMetadata:
-    """Token counts under LangChain's names."""
-    given, made = answer.prompt_tokens, len(answer.tokens)
-    return UsageMetadata(input_tokens=given, output_tokens=made, total_tokens=given + made)

@@ -3,6 +3,7 @@
 from asyncio import wrap_future
 from collections.abc import AsyncGenerator, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import aclosing
 from contextvars import copy_context
 from functools import cache
 from typing import TypeVar
@@ -14,6 +15,11 @@ T = TypeVar("T")
 def _pool() -> ThreadPoolExecutor:
     """Own threads, so that requests waiting for the model never fill the loop's default pool."""
     return ThreadPoolExecutor(max_workers=32, thread_name_prefix="reader_rag")
+
+
+def driven(steps: Generator[T, None, None]) -> aclosing[AsyncGenerator[T, None]]:
+    """`drive` in an `async with`, which closes it however it is left."""
+    return aclosing(drive(steps))
 
 
 async def drive(steps: Generator[T, None, None]) -> AsyncGenerator[T, None]:

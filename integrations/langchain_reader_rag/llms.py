@@ -1,9 +1,6 @@
 """The text model."""
 
-# ruff: noqa: A002 - `input` is the parameter's name in every Runnable of LangChain
-
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import aclosing
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun, Callbacks
@@ -12,16 +9,19 @@ from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import get_config_list
 
-from langchain_reader_rag.face import (
-    PER_REQUEST,
-    SAMPLING,
-    ReaderFace,
+from langchain_reader_rag.asking import (
     Request,
+    answers,
+    answers_of,
     refuse_unknown,
     response_metadata,
+    scoped,
+    steps,
     usage,
+    with_scope,
 )
-from langchain_reader_rag.handoff import drive
+from langchain_reader_rag.face import PER_REQUEST, SAMPLING, ReaderFace
+from langchain_reader_rag.handoff import driven
 from reader_rag import Answer, Step
 
 TEXT_OPTIONS = (*SAMPLING, "raw")
@@ -55,49 +55,10 @@ class ReaderLLM(ReaderFace, BaseLLM):
     def _identifying_params(self) -> dict[str, Any]:
         return {**super()._identifying_params, "raw": self.raw}
 
-    def invoke(
-        self,
-        input: LanguageModelInput,
-        config: RunnableConfig | None = None,
-        *,
-        stop: list[str] | None = None,
-        **kwargs: Any,
-    ) -> str:
-        """The answer's text."""
-        return BaseLLM.invoke(self, input, config, stop=stop, **self._with_scope(config, kwargs))
-
-    async def ainvoke(
-        self,
-        input: LanguageModelInput,
-        config: RunnableConfig | None = None,
-        *,
-        stop: list[str] | None = None,
-        **kwargs: Any,
-    ) -> str:
-        """The answer's text; the event loop stays free."""
-        return await BaseLLM.ainvoke(self, input, config, stop=stop, **self._with_scope(config, kwargs))
-
-    def stream(
-        self,
-        input: LanguageModelInput,
-        config: RunnableConfig | None = None,
-        *,
-        stop: list[str] | None = None,
-        **kwargs: Any,
-    ) -> Iterator[str]:
-        """The answer as it is made, in pieces that add up to the text of `invoke`."""
-        return BaseLLM.stream(self, input, config, stop=stop, **self._with_scope(config, kwargs))
-
-    def astream(
-        self,
-        input: LanguageModelInput,
-        config: RunnableConfig | None = None,
-        *,
-        stop: list[str] | None = None,
-        **kwargs: Any,
-    ) -> AsyncIterator[str]:
-        """The answer as it is made; the event loop stays free, and closing the stream stops the work."""
-        return BaseLLM.astream(self, input, config, stop=stop, **self._with_scope(config, kwargs))
+    invoke = scoped(BaseLLM.invoke)
+    ainvoke = scoped(BaseLLM.ainvoke)
+    stream = scoped(BaseLLM.stream)
+    astream = scoped(BaseLLM.astream)
 
     def batch(
         self,
@@ -107,13 +68,12 @@ class ReaderLLM(ReaderFace, BaseLLM):
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> list[str]:
-        """The answers' texts, in the order of the inputs."""
-        answers: dict[int, str] = {}
-        for rows, configs, options in self._batches(inputs, config, kwargs):
-            some = [inputs[row] for row in rows]
-            texts = BaseLLM.batch(self, some, configs, return_exceptions=return_exceptions, **options)
-            answers.update(zip(rows, texts, strict=True))
-        return [answers[row] for row in range(len(inputs))]
+        """The answers' texts, in the order of the inputs; the prompts share passes."""
+        texts: dict[int, str] = {}
+        for rows, some, options in self._batches(inputs, config, kwargs):
+            made = BaseLLM.batch(self, *some, return_exceptions=return_exceptions, **options)
+            texts.update(zip(rows, made, strict=True))
+        return [texts[row] for row in range(len(inputs))]
 
     async def abatch(
         self,
@@ -123,13 +83,12 @@ class ReaderLLM(ReaderFace, BaseLLM):
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> list[str]:
-        """The answers' texts, in the order of the inputs; the event loop stays free."""
-        answers: dict[int, str] = {}
-        for rows, configs, options in self._batches(inputs, config, kwargs):
-            some = [inputs[row] for row in rows]
-            texts = await BaseLLM.abatch(self, some, configs, return_exceptions=return_exceptions, **options)
-            answers.update(zip(rows, texts, strict=True))
-        return [answers[row] for row in range(len(inputs))]
+        """`batch`; the event loop stays free."""
+        texts: dict[int, str] = {}
+        for rows, some, options in self._batches(inputs, config, kwargs):
+            made = await BaseLLM.abatch(self, *some, return_exceptions=return_exceptions, **options)
+            texts.update(zip(rows, made, strict=True))
+        return [texts[row] for row in range(len(inputs))]
 
     def generate(
         self,
@@ -149,7 +108,7 @@ class ReaderLLM(ReaderFace, BaseLLM):
         callbacks: Callbacks | list[Callbacks] = None,
         **kwargs: Any,
     ) -> LLMResult:
-        """As of `BaseLLM`, whose cache key leaves out the options of the call: here they are part of it."""
+        """`generate`; the event loop stays free."""
         face, rest = self._with_text_options(kwargs)
         return await BaseLLM.agenerate(face, prompts, stop=stop, callbacks=callbacks, **rest)
 
@@ -160,12 +119,8 @@ class ReaderLLM(ReaderFace, BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        requests = [self._text_request(prompt, stop, kwargs) for prompt in prompts]
-        lasts = []
-        for request in requests:
-            *_, last = self._steps(request)
-            lasts.append(last)
-        return self._result(lasts)
+        requests = self._requests(prompts, stop, kwargs)
+        return self._result(answers(steps(requests, timeout=self.timeout, streamed=False)), requests)
 
     async def _agenerate(
         self,
@@ -174,14 +129,8 @@ class ReaderLLM(ReaderFace, BaseLLM):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        requests = [self._text_request(prompt, stop, kwargs) for prompt in prompts]
-        lasts = []
-        for request in requests:
-            async with aclosing(drive(self._steps(request))) as steps:
-                async for step in steps:
-                    last = step
-            lasts.append(last)
-        return self._result(lasts)
+        requests = self._requests(prompts, stop, kwargs)
+        return self._result(await answers_of(steps(requests, timeout=self.timeout, streamed=False)), requests)
 
     def _stream(
         self,
@@ -190,8 +139,9 @@ class ReaderLLM(ReaderFace, BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[GenerationChunk]:
-        for step in self._steps(self._text_request(prompt, stop, kwargs)):
-            for chunk in self._chunks(step):
+        requests = self._requests([prompt], stop, kwargs)
+        for step in steps(requests, timeout=self.timeout, streamed=True):
+            for chunk in self._chunks(step, requests[0]):
                 if run_manager is not None and chunk.text:
                     run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                 yield chunk
@@ -203,59 +153,62 @@ class ReaderLLM(ReaderFace, BaseLLM):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[GenerationChunk]:
-        async with aclosing(drive(self._steps(self._text_request(prompt, stop, kwargs)))) as steps:
-            async for step in steps:
-                for chunk in self._chunks(step):
+        requests = self._requests([prompt], stop, kwargs)
+        async with driven(steps(requests, timeout=self.timeout, streamed=True)) as found:
+            async for step in found:
+                for chunk in self._chunks(step, requests[0]):
                     if run_manager is not None and chunk.text:
                         await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                     yield chunk
 
-    def _text_request(self, prompt: str, stop: list[str] | None, options: dict[str, Any]) -> Request:
-        refuse_unknown(options, [*TEXT_OPTIONS, *PER_REQUEST], "a call of ReaderLLM")
-        return self._request(prompt, stop, options, raw=options.get("raw", self.raw))
+    def _requests(self, prompts: list[str], stop: list[str] | None, options: dict[str, Any]) -> list[Request]:
+        refuse_unknown(options, [*TEXT_OPTIONS, *PER_REQUEST, "model"], "a call of ReaderLLM")
+        raw = options.get("raw", self.raw)
+        return [self._request(prompt, stop, options, raw=raw) for prompt in prompts]
 
     def _with_text_options(self, options: dict[str, Any]) -> tuple["ReaderLLM", dict[str, Any]]:
-        """This model with the call's sampling options as its own, and the options that remain."""
+        """This face with the call's model and sampling options as its own, and the options that remain."""
         own = {name: value for name, value in options.items() if name in TEXT_OPTIONS}
-        if not own:
-            return self, options
-        self._sampling(own)
-        face = self.model_copy(update=own)
-        face.__dict__.pop("_serialized", None)
-        return face, {name: value for name, value in options.items() if name not in own}
+        face = self._of_model(options.get("model"))
+        if own:
+            self._sampling(own)
+            face = face.model_copy(update=own)
+            face.__dict__.pop("_serialized", None)
+        return face, {n: value for n, value in options.items() if n not in own and n != "model"}
 
     def _batches(
         self,
         inputs: Sequence[LanguageModelInput],
         config: RunnableConfig | list[RunnableConfig] | None,
         options: dict[str, Any],
-    ) -> Iterator[tuple[list[int], list[RunnableConfig], dict[str, Any]]]:
+    ) -> Iterator[tuple[list[int], tuple[Any, list[RunnableConfig]], dict[str, Any]]]:
         """The rows of a batch by scope, mostly one: a `_generate` serves prompts of one scope only."""
         configs = get_config_list(config, len(inputs))
-        scoped = [self._with_scope(each, options) for each in configs]
-        for scope in dict.fromkeys(each.get("scope") for each in scoped):
-            rows = [row for row, each in enumerate(scoped) if each.get("scope") == scope]
-            yield rows, [configs[row] for row in rows], scoped[rows[0]]
+        each = [with_scope(config, options) for config in configs]
+        for scope in dict.fromkeys(some.get("scope") for some in each):
+            rows = [row for row, some in enumerate(each) if some.get("scope") == scope]
+            yield rows, ([inputs[row] for row in rows], [configs[row] for row in rows]), each[rows[0]]
 
-    def _chunks(self, step: Step) -> Iterator[GenerationChunk]:
+    def _chunks(self, step: Step, request: Request) -> Iterator[GenerationChunk]:
         """The text of a step, if it has any; after the last step the one chunk with usage and metadata."""
         if step.text:
             yield GenerationChunk(text=step.text)
         if step.answer is not None:
-            yield GenerationChunk(text="", generation_info=self._info(step.answer))
+            yield GenerationChunk(text="", generation_info=_info(step.answer, request))
 
-    def _result(self, lasts: Sequence[Step]) -> LLMResult:
-        answers = [step.answer for step in lasts if step.answer is not None]
-        assert len(answers) == len(lasts), "a Reader's last step carries the answer"
-        counts = [_token_usage(answer) for answer in answers]
+    def _result(self, found: Sequence[Answer], requests: Sequence[Request]) -> LLMResult:
+        counts = [_token_usage(answer) for answer in found]
         total = {name: sum(count[name] for count in counts) for name in counts[0]} if counts else {}
-        return LLMResult(
-            generations=[[Generation(text=a.text, generation_info=self._info(a))] for a in answers],
-            llm_output={"token_usage": total, "model_name": self.load().name},
-        )
+        made = [
+            [Generation(text=answer.text, generation_info=_info(answer, request))]
+            for answer, request in zip(found, requests, strict=True)
+        ]
+        name = requests[0].load().name if requests else self._model_name()
+        return LLMResult(generations=made, llm_output={"token_usage": total, "model_name": name})
 
-    def _info(self, answer: Answer) -> dict[str, Any]:
-        return {**response_metadata(answer, self.load().name), "token_usage": _token_usage(answer)}
+
+def _info(answer: Answer, request: Request) -> dict[str, Any]:
+    return {**response_metadata(answer, request.load()), "token_usage": _token_usage(answer)}
 
 
 def _token_usage(answer: Answer) -> dict[str, int]:

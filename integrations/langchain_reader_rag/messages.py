@@ -9,23 +9,19 @@ from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, ToolMes
 from reader_rag.errors import PromptError
 from reader_rag.store.chunk import Chunk
 
-ROLES = {"system": "system", "human": "user", "ai": "assistant", "tool": "user", "function": "user"}
+ROLES = {"system": "system", "human": "user", "ai": "assistant", "tool": "tool", "function": "user"}
+CALLS = ("tool_use", "tool_call", "tool_call_chunk", "invalid_tool_call")
+"""Content blocks that repeat what stands in `tool_calls`."""
 
 
 def reader_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
-    """Messages as {"role", "content"}; what a tool returned goes in as text of the user's side.
+    """Messages as OpenAI's dicts: role and content, calls of tools, and which call a tool's result belongs to.
 
-    Raises PromptError for what a text model cannot be given: images and other media, calls of tools, roles
-    without a meaning here.
+    Raises PromptError for what a text model cannot be given: images and other media, roles without a meaning here.
     """
     if not messages:
         raise PromptError("there is no message to answer: give at least one")
-    written = [(message, _role(message), _text(message)) for message in messages]
-    return [
-        {"role": role, "content": text}
-        for message, role, text in written
-        if text.strip() or not isinstance(message, ToolMessage)
-    ]
+    return [_written(message) for message in messages]
 
 
 def message_chunks(messages: Sequence[BaseMessage]) -> list[Chunk]:
@@ -88,11 +84,28 @@ def _role(message: BaseMessage) -> str:
     raise PromptError(f"a {type(message).__name__} cannot be sent to the model: remove it from the messages")
 
 
+def _written(message: BaseMessage) -> dict[str, Any]:
+    written: dict[str, Any] = {"role": _role(message), "content": _text(message)}
+    if isinstance(message, ToolMessage):
+        written["tool_call_id"] = message.tool_call_id
+        if message.name:
+            written["name"] = message.name
+    if isinstance(message, AIMessage) and message.tool_calls:
+        written["tool_calls"] = [
+            {
+                "id": call["id"],
+                "type": "function",
+                "function": {"name": call["name"], "arguments": call["args"]},
+            }
+            for call in message.tool_calls
+        ]
+    return written
+
+
 def _text(message: BaseMessage) -> str:
-    if isinstance(message, AIMessage) and (message.tool_calls or message.invalid_tool_calls):
+    if isinstance(message, AIMessage) and message.invalid_tool_calls:
         raise PromptError(
-            "ChatReader does not send calls of tools to the model: leave such messages out and give the "
-            "tool's result as text or as a ToolMessage"
+            "a message holds a call of a tool that could not be read: leave it out, or ask again with more max_tokens"
         )
     if isinstance(message.content, str):
         return message.content
@@ -102,6 +115,8 @@ def _text(message: BaseMessage) -> str:
 def _block_text(block: str | dict[Any, Any]) -> str:
     if isinstance(block, str):
         return block
+    if block.get("type") in CALLS:
+        return ""
     if isinstance(block.get("text"), str) and block.get("type", "text") == "text":
         return str(block["text"])
     raise PromptError(f"the model reads text only: remove the content block of type {block.get('type')!r}")

@@ -12,7 +12,8 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.tracers.context import register_configure_hook
 
-from langchain_reader_rag.face import ReaderFace, configured_scope
+from langchain_reader_rag.asking import configured_scope
+from langchain_reader_rag.face import ReaderFace
 from langchain_reader_rag.messages import chunks_of
 from reader_rag.errors import SettingsError
 

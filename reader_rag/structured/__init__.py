@@ -18,6 +18,7 @@ MissingExtraError at the call, before anything runs.
 """
 
 from reader_rag.structured.constraint import Constraint, json_schema_of
+from reader_rag.structured.formats import template_has_tools
 from reader_rag.structured.tools import ToolCall, plan_tools
 
-__all__ = ["Constraint", "ToolCall", "json_schema_of", "plan_tools"]
+__all__ = ["Constraint", "ToolCall", "json_schema_of", "plan_tools", "template_has_tools"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from reader_rag.errors import MissingExtraError, SettingsError
@@ -31,7 +31,7 @@ class Constraint:
 
     kind: str
     source: str
-    grammar: str
+    grammar: str = field(repr=False)
 
     @classmethod
     def json_schema(cls, schema: Any) -> Constraint:

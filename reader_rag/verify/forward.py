@@ -87,6 +87,7 @@ class FixedForward:
             windowed = self._window is not None and getattr(text, "use_sliding_window", True)
             kinds = ["sliding_attention" if windowed else "full_attention"]
         self.layer_kinds = sorted(set(kinds))
+        self._dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
         self._cache = PassCache(self._layers)
         self._idle = self.new_arena()
 
@@ -175,15 +176,18 @@ class FixedForward:
         return logits
 
     def _mask(self, kind: str, blocks: Sequence[_Block]) -> torch.Tensor:
-        """The boolean masks of the blocks side by side, [1, 1, tokens of the longest, sum of views]."""
+        """What is added to attention scores, 0 or -inf: the blocks side by side, [1, 1, tokens of the longest, sum of views].
+
+        Kernels turn a boolean mask into this one again in every layer.
+        """
         longest = max(len(block.ids) for block in blocks)
-        seen = np.zeros((longest, sum(block.stretch.view for block in blocks)), dtype=bool)
+        seen = np.full((longest, sum(block.stretch.view for block in blocks)), -np.inf, dtype=np.float32)
         left = 0
         for block in blocks:
             count, view = block.mask.shape
             part = block.mask
             if kind == "sliding_attention" and self._window is not None:
                 part = part & (block.positions[:, None] - block.key_positions[None, :] < self._window)
-            seen[:count, left : left + view] = part
+            seen[:count, left : left + view][part] = 0.0
             left += view
-        return torch.from_numpy(seen).to(self.device)[None, None]
+        return torch.from_numpy(seen).to(self.device, self._dtype)[None, None]

@@ -144,7 +144,7 @@ def test_later_turns_say_what_a_fresh_reader_would(
 
 
 def test_a_later_turn_reads_only_what_is_new(llm: ReaderLLM) -> None:
-    long = ChatMessage(role="system", content="Answer from the text. " + " ".join(TEXTS * 4))
+    long = ChatMessage(role="system", content="Answer from the text. " + " ".join(TEXTS * 2))
     asked = [long, ChatMessage(role="user", content=QUESTION)]
     first = llm.chat(asked)
     second = llm.chat([*asked, first.message, ChatMessage(role="user", content="And then?")])

@@ -24,8 +24,11 @@ from llama_index.llms.reader_rag import ReaderLLM
 from reader_rag import Drafting, Reader
 from reader_rag.errors import PromptError, SettingsError
 
-# LlamaIndex's own use of pydantic.
-pytestmark = pytest.mark.filterwarnings("ignore::pydantic.PydanticDeprecatedSince20")
+# How LlamaIndex itself uses pydantic.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pydantic.PydanticDeprecatedSince20"),
+    pytest.mark.filterwarnings("ignore::pydantic.PydanticDeprecatedSince211"),
+]
 
 TEMPLATE = (
     "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t.function.name }}\n{% endfor %}<|im_end|>\n{% endif %}"

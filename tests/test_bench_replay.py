@@ -335,11 +335,11 @@ def test_a_copy_of_a_system_learns_for_itself() -> None:
     system = ReaderSystem(("ngrams",))
     one = soft(recording([1, 2, 3], [4, 5, 6, 7] * 6))
     learn(system, [one])
-    known = len(system.ngrams)
+    known = len(system.memory.ngrams)
     twin = system.copy()
-    assert len(twin.ngrams) == known > 0
+    assert len(twin.memory.ngrams) == known > 0
     feed(soft(recording([60, 61], [62, 63, 64] * 4)), twin.open((60, 61)))
-    assert len(twin.ngrams) > known == len(system.ngrams)
+    assert len(twin.memory.ngrams) > known == len(system.memory.ngrams)
 
 
 def test_the_curve_starts_cold_and_rises_where_requests_are_alike() -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from reader_rag.bench.engine_replay import Drafts, feed
@@ -16,6 +14,7 @@ from reader_rag.bench.rules.recency import LatestCandidates, LatestFollowers, Tr
 from reader_rag.bench.rules.rule import NoDrafts, Rule, RuleDrafter
 from reader_rag.bench.rules.suffixes import Datastore, PromptLookup, SuffixCopy, SuffixTrees
 from reader_rag.draft import ChunkPool, NgramTable, Source, make_drafter
+from reader_rag.memory import ScopeMemory
 from reader_rag.prompt import control_ids
 from reader_rag.settings import SOURCES
 
@@ -71,9 +70,15 @@ class ReaderSystem:
         *,
         forbidden: frozenset[int] = frozenset(),
         vocabulary: int = 1 << 31,
+        ngrams: NgramTable | None = None,
+        answers: Iterable[Tokens] = (),
     ) -> None:
+        """`ngrams` and `answers` are what the scope knows already."""
         self._sources, self._forbidden, self._vocabulary = tuple(sources), forbidden, vocabulary
-        self.ngrams, self.pool = NgramTable(), ChunkPool()
+        self.memory = ScopeMemory(ChunkPool(), NgramTable() if ngrams is None else ngrams)
+        self._answers: list[Tokens] = []
+        for answer in answers:
+            self._learn_answer(answer)
 
     @classmethod
     def like(cls, reader: Reader) -> ReaderSystem:
@@ -90,23 +95,30 @@ class ReaderSystem:
         return make_drafter(
             [s if isinstance(s, str) else s.name for s in self._sources],
             chunk_tokens=chunks,
-            pool=self.pool,
-            ngrams=self.ngrams,
+            pool=self.memory.pool,
+            ngrams=self.memory.ngrams,
+            answers=self.memory.answers,
             extra_sources=[s for s in self._sources if not isinstance(s, str)],
             forbidden=self._forbidden,
             vocabulary=self._vocabulary,
         )
 
-    def close(self, prompt: Tokens, output: Tokens) -> None: ...
+    def close(self, prompt: Tokens, output: Tokens) -> None:
+        self._learn_answer(output)
+
+    def _learn_answer(self, answer: Tokens) -> None:
+        self._answers.append(answer)
+        self.memory.learn_answer(answer)
 
     def copy(self) -> ReaderSystem:
         """A system that knows the same; what either learns from now on, the other does not."""
-        twin = ReaderSystem(self._sources, forbidden=self._forbidden, vocabulary=self._vocabulary)
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "ngrams.npz"
-            self.ngrams.save(file, "copy")
-            twin.ngrams = NgramTable.load(file, "copy", self.ngrams.limit)
-        return twin
+        return ReaderSystem(
+            self._sources,
+            forbidden=self._forbidden,
+            vocabulary=self._vocabulary,
+            ngrams=self.memory.ngrams.copy(),
+            answers=self._answers,
+        )
 
 
 def learn(system: System, recordings: Sequence[Recording]) -> None:

@@ -22,6 +22,7 @@ def add_parser(subparsers: Any) -> None:
     commands.add_peers(kinds)
     commands.add_curve(kinds)
     _add_fit(kinds)
+    _add_batch(kinds)
 
 
 def _add_speed(kinds: Any) -> None:
@@ -54,7 +55,12 @@ def _speed(args: argparse.Namespace) -> int:
 
     Sampling(max_tokens=args.max_tokens)  # refuses a bad --max-tokens before the model loads
     reader = Reader.load(
-        args.model, dtype=args.dtype, width=args.width, drafting=Drafting(persist=False), progress=True
+        args.model,
+        dtype=args.dtype,
+        width=args.width,
+        drafting=Drafting(persist=False),
+        prefix_bytes=0,  # every system reads every prompt itself
+        progress=True,
     )
     result = speed(reader, args.data, only=args.only, limit=args.limit, max_tokens=args.max_tokens)
     print(report(result), file=sys.stderr)
@@ -89,3 +95,54 @@ def _fit(args: argparse.Namespace) -> int:
     from reader_rag.bench.fit import run
 
     return run(args)
+
+
+def _add_batch(kinds: Any) -> None:
+    one = kinds.add_parser(
+        "batch",
+        help="many requests at once beside transformers' batched generate",
+        description=(
+            "Sends all questions at once through transformers' generate in batches, through READER with rows, and through READER one "
+            "at a time, in one process. Learned statistics start empty and are not saved. Run it on a quiet machine."
+        ),
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    one.add_argument("--data", required=True, metavar="FILE", help="JSON lines of questions")
+    one.add_argument("--set", dest="only", metavar="NAME", help="only this set, e.g. rag")
+    one.add_argument("--limit", type=int, metavar="N", help="the first N questions")
+    one.add_argument("--rows", type=int, default=8, metavar="R", help="requests that share a pass")
+    one.add_argument(
+        "--width", type=int, metavar="W", help="tokens of a row in a pass (measured when left out)"
+    )
+    one.add_argument("--throughput", action="store_true", help="throughput mode instead of exact mode")
+    one.add_argument("--sweep", action="store_true", help="adds a table over 1 to 16 rows in both modes")
+    one.add_argument("--max-tokens", type=int, default=128, metavar="N", help="tokens per answer")
+    one.add_argument("--dtype", default="auto", metavar="D", help="float32, bfloat16, float16 or auto")
+    one.add_argument(
+        "--model", metavar="M", help="hub id, folder or .gguf file; the demo model when left out"
+    )
+    one.add_argument("--json", action="store_true", help="one JSON document as the last line of stdout")
+    one.set_defaults(run=_batch)
+
+
+def _batch(args: argparse.Namespace) -> int:
+    from reader_rag.bench.batch import batch, report
+    from reader_rag.load import load_model
+    from reader_rag.settings import Sampling
+
+    Sampling(max_tokens=args.max_tokens)  # refuses a bad --max-tokens before the model loads
+    result = batch(
+        load_model(args.model, dtype=args.dtype, progress=True),
+        args.data,
+        rows=args.rows,
+        width=args.width,
+        only=args.only,
+        limit=args.limit,
+        max_tokens=args.max_tokens,
+        exact=not args.throughput,
+        sweep=args.sweep,
+    )
+    print(report(result), file=sys.stderr)
+    if args.json:
+        print(json.dumps(result))
+    return 0

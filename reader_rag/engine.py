@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from reader_rag.cache import write_text
+from reader_rag.device import free_bytes
 from reader_rag.load import Loaded, model_fingerprint
 from reader_rag.verify.attention import use_grouped_attention
 from reader_rag.verify.calibrate import best_rows, best_width, pass_seconds, seconds_of
@@ -91,7 +92,7 @@ def build_engine(
 def _kernels(loaded: Loaded, book: Calibration) -> str:
     """The packed form that pays most on this machine, or "generic"."""
     model = loaded.model
-    room = _free_bytes() // 4
+    room = free_bytes(loaded.device) // 4
     forms = [form for form in forms_for(model) if packed_bytes(model, form) <= room]
     if "half" in forms:
         fits = book.get("fits_half")
@@ -154,14 +155,3 @@ class Calibration:
 def vocabulary_of(model: Any) -> int:
     """Rows of the embedding: every id below is one that the model can read."""
     return int(model.get_input_embeddings().weight.shape[0])
-
-
-def _free_bytes() -> int:
-    """Memory that can be taken without swapping; where the system does not say, a cautious 4 GiB."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return 4 << 30

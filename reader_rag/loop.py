@@ -17,8 +17,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from reader_rag.device import free_bytes
 from reader_rag.draft import Draft
 from reader_rag.draft.budget import spend
+from reader_rag.errors import ReaderError
 from reader_rag.prefixes import PrefixCache
 from reader_rag.request import Request
 from reader_rag.spans import find_spans
@@ -32,6 +34,7 @@ log = logging.getLogger("reader_rag")
 
 EVIDENCE = 8
 """Top tokens kept of every computed position: the model's soft evidence."""
+GIB = 1 << 30
 AHEAD = 16
 """Steps that a streamed request may be ahead of its consumer; then others get its turn."""
 CANDIDATES = 48
@@ -134,9 +137,22 @@ class Loop:
             request.arena, request.known, request.evidence = found
             request.stats.reused_tokens = request.known
         else:
+            self._make_room(len(request.tokens) + request.budget)
             request.arena = self._free.pop() if self._free else self.forward.new_arena()
         if request.known == request.last:
             self._read_prompt(request)
+
+    def _make_room(self, tokens: int) -> None:
+        """Sees that the KV of a request fits before it begins; kept prefixes go first."""
+        needed = self.forward.bytes_for(tokens)
+        if needed > free_bytes(self.forward.device):
+            self._free.clear()
+            self.prefixes.clear()
+            if needed > (free := free_bytes(self.forward.device)):
+                raise ReaderError(
+                    f"the KV of {tokens} tokens takes up to {needed / GIB:.1f} GiB and {free / GIB:.1f} GiB are free on "
+                    f"{self.forward.device}; lower max_tokens or the context, retrieve less, or run fewer requests at once"
+                )
 
     def _drop_cancelled(self) -> None:
         self._waiting = deque(request for request in self._waiting if not request.cancelled)

@@ -8,7 +8,8 @@ import threading
 import pytest
 
 from reader_rag import Drafting, Reader, Sampling
-from reader_rag.errors import PromptError, SettingsError
+from reader_rag.errors import PromptError, ReaderError, SettingsError
+from reader_rag.verify.forward import Job
 from tests.slow_path import generated
 
 OFF = Drafting(sources=())
@@ -314,6 +315,27 @@ def test_kept_prefixes_stay_under_their_cap(tiny_model, tmp_path):
     off = Reader.load(tiny_model, dtype="float32", width=4, cache_dir=tmp_path, prefix_bytes=0)
     for _ in range(2):
         assert off.generate(list(range(5, 300)), sampling=Sampling(max_tokens=1)).stats.reused_tokens == 0
+
+
+def test_kv_that_does_not_fit_is_refused_before_it_is_made(batch_reader, monkeypatch):
+    batch_reader.generate(list(range(20, 300)), sampling=Sampling(max_tokens=1))
+    assert len(batch_reader._loop.prefixes) > 0
+    monkeypatch.setattr("reader_rag.loop.free_bytes", lambda device: 1000)
+    with pytest.raises(ReaderError, match=r"the KV of \d+ tokens takes up to .* lower max_tokens"):
+        batch_reader.generate("Too much.")
+    assert len(batch_reader._loop.prefixes) == 0  # what could be freed was freed first
+    monkeypatch.undo()
+    assert batch_reader.generate("Fine again.", sampling=Sampling(max_tokens=2)).stats.tokens >= 1
+
+
+def test_the_kv_of_a_request_stays_under_its_prediction(batch_reader):
+    forward = batch_reader._forward
+    for length in (5, 130, 500, 900):
+        arena = forward.new_arena()
+        for start in range(0, length, forward.chunk):
+            forward.prefill(arena, [7] * min(forward.chunk, length - start), start, want_logits=False)
+        forward.decode([Job(arena, length, [7], [])])
+        assert arena.bytes() <= forward.bytes_for(length)
 
 
 def test_reading_a_text_teaches_the_drafts_of_its_scope(batch_reader):

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from reader_rag.verify.arena import Arena, PassCache, Stretch
+from reader_rag.verify.arena import GROWTH, Arena, PassCache, Stretch
 
 SMALLEST_BUCKET = 256
 
@@ -88,11 +88,16 @@ class FixedForward:
             kinds = ["sliding_attention" if windowed else "full_attention"]
         self.layer_kinds = sorted(set(kinds))
         self._dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+        self._slot_bytes = self._layers * _kv_size(text) * self._dtype.itemsize
         self._cache = PassCache(self._layers)
         self._idle = self.new_arena()
 
     def new_arena(self) -> Arena:
         return Arena(self._layers, SMALLEST_BUCKET + self.width)
+
+    def bytes_for(self, tokens: int) -> int:
+        """Bytes that the KV of one row takes until its sequence has this many tokens, the arena's growth included."""
+        return int(GROWTH * (bucket_edge(tokens) + max(self.width, self.chunk)) * self._slot_bytes)
 
     @torch.inference_mode()
     def prefill(
@@ -191,3 +196,10 @@ class FixedForward:
             seen[:count, left : left + view][part] = 0.0
             left += view
         return torch.from_numpy(seen).to(self.device, self._dtype)[None, None]
+
+
+def _kv_size(config: Any) -> int:
+    """Numbers that one layer keeps of one token."""
+    heads = config.num_attention_heads
+    dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return 2 * dim * int(getattr(config, "num_key_value_heads", None) or heads)

@@ -37,6 +37,10 @@ class PlainForward:
     def new_arena(self) -> OwnCache:
         return OwnCache()
 
+    def bytes_for(self, tokens: int) -> int:
+        """Unknown: the model makes its own cache."""
+        return 0
+
     def prefill(
         self, arena: OwnCache, tokens: Sequence[int], start: int, *, want_logits: bool
     ) -> torch.Tensor | None:

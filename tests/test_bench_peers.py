@@ -85,6 +85,15 @@ def test_figures_are_pooled_and_differences_paired_by_prompt() -> None:
     assert "by_set" not in figures
 
 
+def test_the_intervals_are_the_same_in_every_run() -> None:
+    sizes = [7 + n * n % 13 for n in range(15)]
+    results = {
+        "peer": [Result(40, size + n % 3) for n, size in enumerate(sizes)],
+        "reader": [Result(40, size) for size in sizes],
+    }
+    assert summary(results, ["a"] * 15) == summary(results, ["a"] * 15)
+
+
 def test_the_command_replays_prints_and_draws(tmp_path: Path, tiny_model: Path, capsys: Any) -> None:
     for one in recordings():
         save_recording(tmp_path / "rec", one)

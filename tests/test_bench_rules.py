@@ -157,10 +157,11 @@ def test_latest_candidates_make_a_static_tree_of_ranks() -> None:
     rule = LatestCandidates(ranks=(0.5, 0.3), depth=2)
     told(rule, [1, 2, 1], [(), (2, 3), (1, 4)])
     rule.observe_branch([9, 2], [5, 6])  # the latest replace the older ones
+    rule.observe_branch([9, 5], [7, 8])
     # After 1 come 2 (.5) and 3 (.3); after 2 come 5 (.25) and 6 (.15); deeper than two is not drafted.
     assert tree(rule.propose((), 15)) == [(-1, 2), (-1, 3), (0, 5), (0, 6)]
     assert tree(rule.propose((), 3)) == [(-1, 2), (-1, 3), (0, 5)]
-    assert rule.propose((2,), 15).tokens == [5, 6]
+    assert rule.propose((2,), 15).tokens == [5, 6, 7, 8]
     rule.begin()
     rule.observe([1], [()], True)
     assert rule.propose((), 1).tokens == [2], "the table outlives its request"

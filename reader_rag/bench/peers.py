@@ -152,12 +152,12 @@ def report(result: dict[str, Any]) -> str:
     for title, figures in groups:
         lines.append(f"{title}: {figures['rows']} prompts")
         lines.append(
-            f"{'':22}{'tokens/pass':>12}{'95 %':>16}{'READER more by':>16}{'95 %':>18}{'x generate':>12}"
+            f"{'':28}{'tokens/pass':>12}{'95 %':>16}{'READER more by':>16}{'95 %':>18}{'x generate':>12}"
         )
         for name, entry in [*figures["peers"].items(), (READER, figures["reader"])]:
             difference = figures["paired_difference"].get(name)
             lines.append(
-                f"{name:22}{entry['tokens_per_pass']:12.3f}{_span(entry['ci95']):>16}"
+                f"{name:28}{entry['tokens_per_pass']:12.3f}{_span(entry['ci95']):>16}"
                 + (f"{difference['mean']:16.3f}{_span(difference['ci95']):>18}" if difference else " " * 34)
                 + (f"{entry['speedup_vs_generate']:12.2f}" if entry["speedup_vs_generate"] else "")
             )

@@ -129,12 +129,11 @@ class Drafting:
         if not isinstance(given, tuple | list):
             raise SettingsError(f"sources is {given!r}; use a list of source names")
         sources = tuple(given)
-        unknown = [
-            s for s in sources if s not in SOURCES and not (hasattr(s, "name") and hasattr(s, "predict"))
-        ]
+        unknown = [s for s in sources if s not in SOURCES and not _is_source(s)]
         if unknown:
             raise SettingsError(
                 f"sources has {unknown[0]!r}; choose from {', '.join(SOURCES)}, or () for no drafts"
+                + ("; a speculator is an object of reader_rag.draft.speculator" * ("speculator" in unknown))
             )
         object.__setattr__(self, "sources", tuple(dict.fromkeys(sources)))
         for name in ("pool_bytes", "ngram_bytes", "answer_bytes"):
@@ -143,6 +142,10 @@ class Drafting:
             object.__setattr__(self, name, size)
         for name in ("persist", "prompt_evidence"):
             _require(isinstance(getattr(self, name), bool), name, getattr(self, name), "use True or False")
+
+
+def _is_source(given: Any) -> bool:
+    return hasattr(given, "name") and (hasattr(given, "predict") or hasattr(given, "for_request"))
 
 
 def _require(holds: bool, name: str, value: object, mend: str) -> None:

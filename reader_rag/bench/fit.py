@@ -110,8 +110,8 @@ def fit(
                 for key, counts in drafter.learned().items():
                     seen.setdefault(key, []).append(counts)
                 bar.update()
-            counts = {key: _beta(pairs) for key, pairs in seen.items()}
-            priors = Priors({key: beta for key, beta in counts.items() if beta is not None}, made_by)
+            fitted = {key: _beta(pairs) for key, pairs in seen.items()}
+            priors = Priors({key: beta for key, beta in fitted.items() if beta is not None}, made_by)
     return priors
 
 

@@ -29,7 +29,7 @@ class ChunkSource:
         own = ChunkIndex()
         for tokens in as_sequences(arrays):
             own.add(tokens)
-        self._indexes = (own,) if pool is None else (own, pool.index)
+        self._indexes = (*((own,) if own.sequences else ()), *(() if pool is None else (pool.index,)))
         self._state: State = (-1, tuple(() for _ in self._indexes))
 
     def observe(self, tokens: Sequence[int], rows: Sequence[Row | None], prompt: bool) -> None:
@@ -62,8 +62,10 @@ class ChunkSource:
         return token, tuple(moved)
 
     def predict(self, state: State) -> list[Evidence]:
+        if not any(state[1]):
+            return []
         found: list[tuple[int, int, float]] = []  # (next token, match length, weight)
-        weight = OWN
+        weight = OWN if len(self._indexes) > 1 else 1.0
         longest = 0
         for index, matches in zip(self._indexes, state[1], strict=True):
             for code in matches:

@@ -15,7 +15,7 @@ from reader_rag.draft.mixture import Mixture, Node
 from reader_rag.draft.ngrams import NgramSource, NgramTable
 from reader_rag.draft.pool import ChunkPool
 from reader_rag.draft.priors import Priors
-from reader_rag.draft.source import Array, Row, Source
+from reader_rag.draft.source import Array, Row, SharedSource, Source
 from reader_rag.draft.tree import Draft, Origin, grow
 
 LEAST_PROB = 0.03  # predictions below this are not kept as soft evidence
@@ -104,7 +104,7 @@ class Drafter:
             raise ValueError(
                 "origins are known of the latest draft only, until its verdict: ask before observe()"
             )
-        place = self._guarded[source].locate(above.states[source], token)
+        place = self._guarded[source].locate(self._mixture.states(above)[source], token)
         return Origin(source) if place is None else Origin(source, *place)
 
     def learned(self) -> dict[tuple[str, int], tuple[float, float]]:
@@ -137,8 +137,7 @@ def make_drafter(
     frozen_ngrams: NgramTable | None = None,
     answers: ChunkPool | None = None,
     corpus: Corpus | None = None,
-    speculator: Source | None = None,
-    extra_sources: Sequence[Source] = (),
+    extra_sources: Sequence[Source | SharedSource] = (),
     forbidden: frozenset[int] = frozenset(),
     vocabulary: int = 1 << 31,
     priors: Priors | None = None,
@@ -146,10 +145,10 @@ def make_drafter(
     """Builds the Drafter of one request from the names of its sources.
 
     `chunk_tokens` are the request's own chunks, each tokenization a sequence of its own; `pool`, `ngrams` and `answers`
-    are the scope's shared state, `corpus` the store's; `frozen_ngrams` is read beside `ngrams` and never learns;
-    `speculator` is one request's reader_rag.draft.speculator.SpeculatorSource. What is left out is empty.
-    `priors` stand in for the fitted table that comes with the package.
-    Raises ValueError for a name that no source has, and for "speculator" without one.
+    are the scope's shared state, `corpus` the store's; `frozen_ngrams` is read beside `ngrams` and never learns. What is
+    left out is empty. `extra_sources` serve this request alone, but for those with `for_request()`, which is asked for
+    this request's own. `priors` stand in for the fitted table that comes with the package.
+    Raises ValueError for a name that no source has.
     """
     builders: dict[str, Callable[[], Source]] = {
         "context": ContextSource,
@@ -158,9 +157,10 @@ def make_drafter(
         "answers": lambda: AnswerSource(answers),
         "corpus": lambda: CorpusSource(Corpus.build(()) if corpus is None else corpus),
     }
-    extra = {source.name: source for source in extra_sources}
-    if speculator is not None:
-        extra["speculator"] = speculator
+    extra = {
+        source.name: source.for_request() if isinstance(source, SharedSource) else source
+        for source in extra_sources
+    }
     known = [*builders, *extra]
     unknown = [name for name in names if name not in known]
     if unknown:

@@ -10,7 +10,7 @@ from reader_rag.draft.source import Evidence, Row, Source
 CHILDREN = 16  # next tokens considered after one node
 PRIOR = 12.0  # sightings that a source's own trust is worth where the fitted table has no entry
 LEAST_WEIGHT = 0.003  # evidence that weighs less cannot bring a token into the draft
-LEAST_OF_FLOOR = 0.15  # nor can evidence that weighs less than this share of the probability asked for
+LEAST_OF_FLOOR = 0.3  # nor can evidence that weighs less than this share of the probability asked for
 CERTAIN = 0.98  # no token is taken to be likelier
 UNFORESEEN = 1e-3  # likelihood of a token that no evidence names
 UNION = 0.95  # prior weight of the union of all sources; the sources alone share the rest
@@ -20,11 +20,12 @@ Claim = tuple[float, float, int, Evidence]  # (weight, trust, source, evidence)
 
 
 class Node:
-    """One tail: the sources' states for it, and once it was predicted from, their evidence."""
+    """One tail: its last token after another node's, and once it was predicted from, the sources' states and evidence."""
 
-    __slots__ = ("claims", "states")
+    __slots__ = ("claims", "parent", "states", "token")
 
-    def __init__(self, states: list[Any]) -> None:
+    def __init__(self, parent: "Node | None", token: int, states: list[Any] | None) -> None:
+        self.parent, self.token = parent, token
         self.states = states
         self.claims: list[Claim] | None = None
 
@@ -64,11 +65,24 @@ class Mixture:
         """The node of the committed sequence. What was said before it grew is forgotten."""
         for said in self._said:
             said.clear()
-        return Node([source.root() for source in self.sources])
+        return Node(None, -1, [source.root() for source in self.sources])
 
     def advance(self, node: Node, token: int) -> Node:
-        states = zip(self.sources, node.states, strict=True)
-        return Node([source.advance(state, token) for source, state in states])
+        return Node(node, token, None)
+
+    def states(self, node: Node) -> list[Any]:
+        """Each source's state. Worked out when first asked for: half of a draft's nodes are leaves that nobody asks."""
+        path = []
+        while node.states is None and node.parent is not None:
+            path.append(node)
+            node = node.parent
+        states = node.states or []
+        for node in reversed(path):
+            token = node.token
+            node.states = states = [
+                source.advance(state, token) for source, state in zip(self.sources, states, strict=True)
+            ]
+        return states
 
     def predict(self, node: Node, floor: float = 0.0) -> list[tuple[int, float]]:
         """The next tokens of a probability above `floor`, the likeliest first; probabilities sum to at most 1."""
@@ -102,7 +116,7 @@ class Mixture:
         if node.claims is not None:
             return node.claims
         found: list[tuple[float, int, Evidence]] = []  # (trust, source, evidence)
-        for number, state in enumerate(node.states):
+        for number, state in enumerate(self.states(node)):
             learned, fitted = self.learned[number], self._fitted[number]
             for evidence in self._ask(number, state):
                 level = evidence.level

@@ -1,7 +1,7 @@
 """What a source of drafts must be able to do: the seam along which new sources are added."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,3 +62,13 @@ class Source(Protocol):
 
     def predict(self, state: Any) -> list[Evidence]:
         """The evidence for what follows, the most trusted first; empty where the source knows nothing."""
+
+
+@runtime_checkable
+class SharedSource(Protocol):
+    """What several requests share and each needs a source of its own from."""
+
+    name: str
+
+    def for_request(self) -> Source:
+        """A source that serves one request."""

@@ -1,0 +1,190 @@
+"""The `speculator` source: a smaller model of the same vocabulary guesses ahead. The only module here that knows torch.
+
+speculator = Speculator.load("Qwen/Qwen2.5-Coder-0.5B-Instruct", reader.tokenizer.get_vocab(), cost_ratio=0.4)
+reader.generate(prompt, drafting=Drafting(sources=(*SOURCES, speculator)))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from reader_rag.draft.source import Evidence, Row
+
+if TYPE_CHECKING:
+    import torch
+
+DEPTH = 4  # tokens guessed one after the other
+TOP = 8  # continuations kept after each of them
+TRUST = (0.0, 0.75, 0.70, 0.65, 0.60)  # by depth
+CHUNK = 256  # tokens of the prompt read at once
+
+Path = tuple[int, ...]
+"""The tokens after the committed sequence."""
+
+
+class Speculator:
+    """A draft model, shared by all requests; each gets a source with KV of its own.
+
+    model       a transformers causal LM with the target's vocabulary
+    cost_ratio  seconds of its one-token pass over seconds of a pass of the target: what its guesses must bring in
+    """
+
+    name = "speculator"
+
+    def __init__(self, model: Any, *, cost_ratio: float, depth: int = DEPTH) -> None:
+        if not cost_ratio > 0.0:
+            raise ValueError(
+                f"cost_ratio is {cost_ratio}: give seconds of a speculator's pass over the target's"
+            )
+        if depth < 1:
+            raise ValueError(f"depth is {depth}: a speculator guesses at least 1 token")
+        self._model, self._cost_ratio, self._depth = model, cost_ratio, depth
+
+    @classmethod
+    def load(
+        cls, name: str, vocabulary: Mapping[str, int], *, cost_ratio: float, depth: int = DEPTH
+    ) -> Speculator:
+        """Loads a hub id or folder. `vocabulary` is the target's (`tokenizer.get_vocab()`); ValueError for another one."""
+        try:
+            from transformers import AutoModelForCausalLM, AutoTokenizer
+        except ImportError as error:
+            raise ImportError(
+                "a speculator needs torch and transformers: pip install 'reader-rag'"
+            ) from error
+        check_vocabulary(name, AutoTokenizer.from_pretrained(name).get_vocab(), vocabulary)
+        model = AutoModelForCausalLM.from_pretrained(name, dtype="auto").eval()
+        return cls(model, cost_ratio=cost_ratio, depth=depth)
+
+    def for_request(self) -> SpeculatorSource:
+        """The source of one request."""
+        return SpeculatorSource(self._model, Payoff(self._cost_ratio * self._depth), self._depth)
+
+
+def check_vocabulary(name: str, own: Mapping[str, int], target: Mapping[str, int]) -> None:
+    """Raises ValueError unless every token has the same id in both; the target may know more tokens."""
+    for token, number in sorted(own.items(), key=lambda item: item[1]):
+        if target.get(token) != number:
+            raise ValueError(
+                f"the speculator {name} has another vocabulary: its token {number} is {token!r}, which is "
+                f"{target.get(token, 'unknown')} to the model; use a smaller model of the same family"
+            )
+
+
+class Payoff:
+    """Whether guessing pays: tokens per unit of time with it against without, as this request's passes show it.
+
+    A pass with guesses takes 1 + cost times as long as one without. Both ways are tried TRIED times, then the better one
+    is kept, and the other one tried again every AGAIN passes: a request may change its subject.
+    """
+
+    TRIED = 3
+    AGAIN = 16
+    MEMORY = 0.8  # share of what was known that a new pass leaves
+
+    def __init__(self, cost: float) -> None:
+        self._cost = cost
+        self._tokens: dict[bool, float] = {}
+        self._seen = {True: 0, False: 0}
+        self._passes = 0
+        self.runs = True
+
+    def decide(self) -> bool:
+        """Whether the next pass should have guesses."""
+        for way in (True, False):
+            if self._seen[way] < self.TRIED:
+                self.runs = way
+                return way
+        best = self._tokens[True] / (1.0 + self._cost) > self._tokens[False]
+        self.runs = best if self._passes % self.AGAIN else not best
+        return self.runs
+
+    def learn(self, tokens: int) -> None:
+        """Takes the number of tokens that the pass gave."""
+        known = self._tokens.get(self.runs, float(tokens))
+        self._tokens[self.runs] = self.MEMORY * known + (1.0 - self.MEMORY) * tokens
+        self._seen[self.runs] += 1
+        self._passes += 1
+
+
+class SpeculatorSource:
+    """Guesses a chain of its likeliest tokens, and after each of them knows its best TOP continuations.
+
+    The mixture weighs them with what was looked up: retrieval goes on where the chain ends and the chain's side tokens
+    go on by retrieval (READER's union). Its KV follows the target's sequence: what both have in common stays.
+    """
+
+    name = "speculator"
+
+    def __init__(self, model: Any, payoff: Payoff, depth: int = DEPTH) -> None:
+        self._model, self._payoff, self._depth = model, payoff, depth
+        self._committed: list[int] = []
+        self._cached: list[int] = []  # tokens whose keys and values are in the cache
+        self._cache: Any = None
+        self._rows: dict[Path, Row] | None = None  # None: not guessed since the last commit
+
+    def observe(self, tokens: Sequence[int], rows: Sequence[Row | None], prompt: bool) -> None:
+        if not prompt and self._rows is not None:
+            self._payoff.learn(len(tokens))
+        self._committed += tokens
+        self._rows = None
+
+    def observe_branch(self, context: Sequence[int], row: Row) -> None:
+        """It has a mind of its own."""
+
+    def root(self) -> Path:
+        if self._rows is None:
+            self._rows = self._guess() if self._committed and self._payoff.decide() else {}
+        return ()
+
+    def advance(self, state: Path, token: int) -> Path:
+        return (*state, token)
+
+    def predict(self, state: Path) -> list[Evidence]:
+        row = (self._rows or {}).get(state)
+        if row is None:
+            return []
+        level = len(state) + 1
+        return [Evidence(TRUST[min(level, len(TRUST) - 1)], level, {}, [(1.0, row)])]
+
+    def _guess(self) -> dict[Path, Row]:
+        rows: dict[Path, Row] = {}
+        path: Path = ()
+        row = self._row_after(self._committed)
+        while True:
+            rows[path] = row
+            best = max(row, key=lambda token: (row[token], -token))
+            if len(rows) == self._depth:
+                return rows
+            path = (*path, best)
+            row = self._row_after([*self._committed, *path])
+
+    def _row_after(self, tokens: list[int]) -> Row:
+        """The best continuations of `tokens`, computed from where the cache agrees with them."""
+        import torch
+        from transformers import DynamicCache
+
+        common = 0
+        for ours, cached in zip(tokens, self._cached, strict=False):
+            if ours != cached:
+                break
+            common += 1
+        common = min(common, len(tokens) - 1)  # the last token is read again: its logits are what is wanted
+        if self._cache is None:
+            self._cache = DynamicCache()
+        elif common < len(self._cached):
+            self._cache.crop(common)
+        with torch.inference_mode():
+            for start in range(common, len(tokens), CHUNK):
+                logits = self._pass(tokens[start : start + CHUNK])
+            probs, ids = torch.softmax(logits.float(), -1).topk(TOP)
+        self._cached = list(tokens)
+        return Row(zip(ids.tolist(), probs.tolist(), strict=True))
+
+    def _pass(self, tokens: list[int]) -> torch.Tensor:
+        """tokens [n] after the cache; the last one's logits [vocabulary]."""
+        import torch
+
+        given = torch.tensor([tokens], device=self._model.device)
+        logits: torch.Tensor = self._model(given, past_key_values=self._cache, use_cache=True).logits
+        return logits[0, -1]

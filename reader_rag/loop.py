@@ -324,8 +324,8 @@ class Loop:
             broken_calls=request.text.broken,
             logprobs=request.sampler.logprobs,
         )
-        self._ended(request)
         self._release(request)
+        self._ended(request)
         request.is_done = True
         request.steps.append(Step(taken, text, finish, answer))
 

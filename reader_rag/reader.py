@@ -86,6 +86,7 @@ class Reader:
             eos=self._eos,
             prefixes=PrefixCache(prefix_bytes, engine.forward.chunk),
             seconds=engine.seconds_of if self.mode == "throughput" else None,
+            ended=self._remember,
         )
 
     @classmethod
@@ -351,6 +352,10 @@ class Reader:
             started=started,
             wants_evidence=drafting.prompt_evidence and bool(sources),
         )
+
+    def _remember(self, request: Request) -> None:
+        if "answers" in request.drafter.source_names:
+            self._memory.of(request.stats.scope).learn_answer(request.tokens[request.prompt_tokens :])
 
     def _run(self, request: Request) -> Iterator[Step]:
         self._loop.submit(request)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import random
 from pydoc_data.topics import topics
 from typing import Any
 
@@ -139,3 +140,42 @@ def test_twenty_prompts_greedy_and_with_three_seeds(demo_folder, tmp_path, dtype
         for seed in (1, 2, 3):
             check(reader, prompt, chunks, Sampling(max_tokens=20, temperature=0.8, seed=seed))
         print(f"{dtype}: prompt {number + 1} of 20 equal", flush=True)
+
+
+@pytest.mark.exact
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_forty_requests_in_four_rows_equal_their_solo_runs(demo_folder, tmp_path, dtype):
+    """Lengths from one token to near the context limit, seeds and stops, arriving while others run."""
+    reader = Reader.load(
+        demo_folder, dtype=dtype, device="cpu", width=8, rows=4, context=1024, cache_dir=tmp_path
+    )
+    rng = random.Random(5)
+    text = reader.encode(" ".join(topics[topic] for topic in TOPICS))
+    requests = []
+    for length in (1, 2, 1010, 600, *(rng.randrange(20, 260) for _ in range(36))):
+        start = rng.randrange(len(text) - length)
+        sampling = Sampling(
+            max_tokens=rng.choice((1, 6, 16)),
+            temperature=rng.choice((0.0, 0.8)),
+            seed=rng.randrange(99),
+            stop=rng.choice(((), (".",), ("\n\n",))),
+        )
+        requests.append((text[start : start + length], sampling))
+    alone = []
+    for prompt, sampling in requests:
+        reader.forget()  # neither prefixes nor statistics of the others
+        alone.append(reader.generate(prompt, sampling=sampling, drafting=OFF))
+    reader.forget()
+    order = list(range(len(requests)))
+    rng.shuffle(order)
+    tickets = {}
+    while len(tickets) < len(order) or not all(ticket.done for ticket in tickets.values()):
+        if len(tickets) < len(order) and (not tickets or rng.random() < 0.3):
+            i = order[len(tickets)]
+            tickets[i] = reader.submit(requests[i][0], sampling=requests[i][1])
+        elif waiting := [ticket for ticket in tickets.values() if not ticket.done]:
+            next(iter(rng.choice(waiting)))
+    for i, ticket in tickets.items():
+        answer = ticket.result()
+        assert answer.tokens == alone[i].tokens, f"request {i}"
+        assert (answer.text, answer.finish_reason) == (alone[i].text, alone[i].finish_reason)

@@ -375,3 +375,14 @@ def test_an_answer_is_the_same_whatever_the_hash_seed(tiny_model, tmp_path):
         )
         outputs.add(run.stdout)
     assert len(outputs) == 1
+
+
+def test_earlier_answers_of_a_scope_are_drafted_from_there_and_nowhere_else(tiny_model, tmp_path):
+    reader = Reader.load(tiny_model, dtype="float32", width=8, cache_dir=tmp_path)
+    only, sampling = Drafting(sources=("answers",)), Sampling(max_tokens=40)
+    first = reader.generate(QUESTION, sampling=sampling, drafting=only, scope="a")
+    assert first.stats.accepted == 0
+    again = reader.generate(QUESTION, sampling=sampling, drafting=only, scope="a")
+    assert again.tokens == first.tokens
+    assert again.stats.accepted_by_source["answers"] > 20
+    assert reader.generate(QUESTION, sampling=sampling, drafting=only, scope="b").stats.accepted == 0

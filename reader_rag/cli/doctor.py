@@ -89,7 +89,7 @@ def examine(load: bool) -> dict[str, Any]:
 
 
 def default_engine(load: bool) -> dict[str, Any]:
-    """Device, dtype, width and model that `Reader.load()` would take; measured by loading it when `load`."""
+    """Device, dtype, width, rows and model that `Reader.load()` would take; measured by loading it when `load`."""
     import torch
 
     from reader_rag.load import DEMO_MODEL, default_device, default_dtype, demo_model_file
@@ -111,6 +111,9 @@ def default_engine(load: bool) -> dict[str, Any]:
             found |= {
                 "dtype": str(reader.dtype).removeprefix("torch."),
                 "width": reader.width,
+                "rows": reader.rows,
+                "kernels": reader.kernels,
+                "pass_ms": {size: round(1000 * s, 1) for size, s in reader.pass_seconds.items()},
                 "mode": reader.mode,
                 "mode_reason": reader.mode_reason,
                 "context_length": reader.context_length,
@@ -144,10 +147,13 @@ def as_text(report: dict[str, Any]) -> str:
         ("platform", f"{report['platform']}, {report['cpus']} CPUs"),
         ("device", report["device"] or "unknown"),
         ("dtype", report["dtype"] or "unknown"),
-        ("width", f"{width} tokens per pass" if report["width"] else str(width)),
+        ("width", f"{width} tokens of each of {report['rows']} rows" if report["width"] else str(width)),
         ("default model", report["model"] or "none installed"),
         ("cache", report["cache"]),
     ]
+    if report.get("pass_ms"):
+        curve = ", ".join(f"{size}: {ms:.0f}" for size, ms in report["pass_ms"].items())
+        rows.insert(6, ("ms per pass", f"{curve} (by tokens; {report['kernels']} kernels)"))
     if report["mode"]:
         reason = f" ({report['mode_reason']})" if report.get("mode_reason") else ""
         rows.insert(6, ("mode", f"{report['mode']}{reason}"))

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -18,20 +18,32 @@ from reader_rag import Chunk, Reader, Store
 pytestmark = pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainBetaWarning")
 
 
-@pytest.fixture(scope="module")
-def live(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Reader:
-    cache = tmp_path_factory.mktemp("cache")
-    return Reader.load(tiny_model, dtype="float32", device="cpu", width=4, cache_dir=cache)
+LONG = ("tool", "structured", "json_mode", "agent")
+"""Tests that want a whole call or object; for all others a few tokens say as much."""
 
 
 class ChatModel:
-    """What both suites are told about ChatReader."""
+    """What both suites are told about ChatReader, over the demo model.
+
+    Its template knows no tools (`tool_format`), it does not see by itself when to call one (`tool_choice`), and left to itself it
+    repeats a sentence for ever (the penalties).
+    """
 
     live: Any = None
+    max_tokens = 12
+    penalty: ClassVar[dict[str, float]] = {}
 
     @pytest.fixture(autouse=True)
-    def _share(self, live: Reader) -> None:
-        type(self).live = live
+    def _prepare(
+        self, request: Any, demo_reader: Reader, tiny_model: Path, monkeypatch: Any, tmp_path: Path
+    ) -> None:
+        type(self).live = demo_reader
+        type(self).max_tokens = 200 if any(word in request.node.name for word in LONG) else 12
+        jokes = "structured_output" in request.node.name or "json_mode" in request.node.name
+        type(self).penalty = {"repetition_penalty": 1.1} if jokes else {"frequency_penalty": 0.6}
+        # The other model that a call may name: found by its folder, its statistics in a folder of this test.
+        monkeypatch.chdir(tiny_model.parent)
+        monkeypatch.setenv("READER_RAG_CACHE", str(tmp_path))
 
     @property
     def chat_model_class(self) -> type[ChatReader]:
@@ -39,12 +51,20 @@ class ChatModel:
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        # A random model may end its answer at once: these tests want text.
-        return {"reader": self.live, "logit_bias": {self.live.tokenizer.eos_token_id: -100.0}}
+        return {
+            "reader": self.live,
+            "tool_format": "hermes",
+            "tool_choice": "first",
+            "frequency_penalty": 0.6,
+        }
 
     @property
-    def supports_model_override(self) -> bool:
-        return False
+    def model_override_value(self) -> str:
+        return "tiny-llama"
+
+    @property
+    def supports_json_mode(self) -> bool:
+        return True
 
 
 class TestChatReaderUnit(ChatModel, ChatModelUnitTests):
@@ -57,7 +77,7 @@ class TestChatReaderUnit(ChatModel, ChatModelUnitTests):
 class TestChatReader(ChatModel, ChatModelIntegrationTests):
     @property
     def standard_chat_model_params(self) -> dict[str, Any]:
-        return {"max_tokens": 12}
+        return {"max_tokens": self.max_tokens}
 
 
 class TestReaderRetriever(RetrieversIntegrationTests):

@@ -79,8 +79,9 @@ def _artifact_chunks(artifact: Any) -> list[Chunk]:
 def _role(message: BaseMessage) -> str:
     if isinstance(message, ChatMessage):
         return message.role
-    if message.type in ROLES:
-        return ROLES[message.type]
+    kind = message.type.removesuffix("MessageChunk").lower()  # what was streamed may be sent back as it came
+    if kind in ROLES:
+        return ROLES[kind]
     raise PromptError(f"a {type(message).__name__} cannot be sent to the model: remove it from the messages")
 
 

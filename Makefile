@@ -8,10 +8,10 @@ READY  := $(VENV)/.ready
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: setup demo test exact check fix docs clean help
+.PHONY: setup demo test exact gpu-check check fix docs clean help
 
 help:            ## this list
-	@sed -n 's/^\([a-z]*\): .*## /  make \1\t/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\): .*## /  make \1\t/p' $(MAKEFILE_LIST)
 
 setup: $(READY)  ## .venv with the package (editable), the demo model, test and lint tools
 
@@ -32,6 +32,9 @@ test: $(READY)   ## set up, then the tests (under ten minutes on two cores)
 
 exact: $(READY)  ## the long exactness run, all prompts, bfloat16 and float32
 	$(PY) -m pytest -m exact --timeout 0 $(ARGS)
+
+gpu-check: $(READY)  ## exactness and speed at the shapes of large models: DATA=rows.jsonl [ARGS=--tiny for a CPU]
+	$(PY) -m reader_rag.bench.gpu --data $(DATA) $(ARGS)
 
 check: $(READY)  ## ruff and mypy
 	$(PY) -m ruff check .

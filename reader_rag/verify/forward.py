@@ -88,7 +88,7 @@ class FixedForward:
             kinds = ["sliding_attention" if windowed else "full_attention"]
         self.layer_kinds = sorted(set(kinds))
         self._dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
-        self._slot_bytes = self._layers * _kv_size(text) * self._dtype.itemsize
+        self.slot_bytes = self._layers * _kv_size(text) * self._dtype.itemsize
         self._cache = PassCache(self._layers)
         self._idle = self.new_arena()
 
@@ -97,7 +97,7 @@ class FixedForward:
 
     def bytes_for(self, tokens: int) -> int:
         """Bytes that the KV of one row takes until its sequence has this many tokens, the arena's growth included."""
-        return int(GROWTH * (bucket_edge(tokens) + max(self.width, self.chunk)) * self._slot_bytes)
+        return int(GROWTH * (bucket_edge(tokens) + max(self.width, self.chunk)) * self.slot_bytes)
 
     @torch.inference_mode()
     def prefill(

@@ -1,0 +1,53 @@
+"""The accelerator check, end to end on a small random model: the same script, the same code, another shape."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from reader_rag.bench import gpu
+
+
+@pytest.fixture
+def rows_file(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    passage = "A span stands verbatim in the answer and in a chunk of the store that was searched."
+    rows = [
+        {
+            "id": f"{i}",
+            "set": "t",
+            "question": f"What is a span ({i})?",
+            "passages": [{"id": "p", "text": passage}],
+            "responses": {"model": f"It is this: {passage} Number {i}."},
+        }
+        for i in range(3)
+    ]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    return file
+
+
+def test_the_script_runs_end_to_end_and_its_last_line_is_json(rows_file, demo_folder, capsys):
+    arguments = ["--data", str(rows_file), "--tiny", "--rows", "1,2", "--limit", "2", "--width", "8"]
+    assert gpu.main(arguments) == 0
+    (result,) = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
+    assert result["exact"] == {rows: {"single": True, "batched": True} for rows in ("1", "2")}
+    assert result["mode"] == "exact"
+    assert all(result["pass_ms"][rows] > result["floor_ms"][rows] > 0 for rows in ("1", "2"))
+    assert all(
+        result["replay"][rows]["tokens_per_pass"] > 1.5 for rows in ("1", "2")
+    )  # it copies its passage
+
+
+def test_a_told_answer_is_the_answer_whatever_the_weights_say():
+    told = gpu.Told(3, [7, 8])
+    for length, token in ((3, 7), (4, 8)):
+        scores = told(torch.zeros(1, length, dtype=torch.long), torch.randn(1, 20))
+        assert scores.argmax() == token
+
+
+def test_without_a_device_it_says_how_to_run(rows_file, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert gpu.main(["--data", str(rows_file)]) == 2
+    assert "--tiny" in capsys.readouterr().err

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
-NOTEBOOKS = ("langchain_rag", "llama_index_rag")
+NOTEBOOKS = sorted(file.stem for file in EXAMPLES.glob("*.ipynb"))
 LONGEST = 280  # seconds
 
 pytestmark = pytest.mark.timeout(2 * LONGEST + 20)
@@ -68,11 +68,13 @@ def test_a_notebook_runs_from_top_to_bottom(
     printed = {cell.id: text_of(cell) for cell in notebook.cells if cell.cell_type == "code"}
     everything = "\n".join(printed.values())
     assert "identical: True" in everything
-    assert "accepted_by_source" in everything
-    [streamed] = [printed[cell.id] for cell in notebook.cells if "for piece in" in cell.source]
-    assert len(streamed.strip()) > 20
+    assert "identical: False" not in everything
+    assert "reused" in everything or "accepted_by_source" in everything, "it says what drafting did"
+    streamed = [printed[cell.id] for cell in notebook.cells if "for piece in" in cell.source]
+    assert streamed
+    assert all(len(text.strip()) > 20 for text in streamed)
     pages = [page for cell in notebook.cells for page in rich(cell, "text/html")]
-    assert any(page.startswith("<p") for page in pages), "the answer with its spans is shown as HTML"
+    assert any("<mark>" in page for page in pages), "the answer with its spans is shown as HTML"
     tables = [table for cell in notebook.cells for table in rich(cell, "text/markdown")]
     assert any("tokens/s" in table for table in tables)
 

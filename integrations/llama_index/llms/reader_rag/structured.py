@@ -93,7 +93,10 @@ class ConstrainedLLM(FunctionCallingLLM):
         **prompt_args: Any,
     ) -> AsyncGenerator[BaseModel, None]:
         if self.pydantic_program_mode is not PydanticProgramMode.DEFAULT:
-            return await super()._structured_astream_call(output_cls, prompt, llm_kwargs, **prompt_args)
+            program: AsyncGenerator[BaseModel, None] = await super()._structured_astream_call(
+                output_cls, prompt, llm_kwargs, **prompt_args
+            )
+            return program
         options = _constrained(output_cls, llm_kwargs)
         responses = await self.astream_chat(prompt.format_messages(llm=self, **prompt_args), **options)
 

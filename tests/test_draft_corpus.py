@@ -122,5 +122,5 @@ def test_an_empty_corpus_says_nothing() -> None:
 def test_what_cannot_be_a_corpus_is_an_error() -> None:
     with pytest.raises(ValueError, match="document 1 has token -5"):
         Corpus.build([[1], [2, -5]])
-    with pytest.raises(ValueError, match="3 tokens with 2 suffixes.*build it again"):
+    with pytest.raises(ValueError, match=r"3 tokens with 2 suffixes.*build it again"):
         Corpus(np.zeros(3, np.int32), np.zeros(2, np.int32))

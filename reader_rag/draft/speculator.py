@@ -6,6 +6,7 @@ reader.generate(prompt, drafting=Drafting(sources=(*SOURCES, speculator)))
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -121,6 +122,8 @@ class SpeculatorSource:
         self._committed: list[int] = []
         self._cached: list[int] = []  # tokens whose keys and values are in the cache
         self._cache: Any = None
+        names = inspect.signature(model.forward).parameters
+        self._cache_name = "cache" if "cache" in names else "past_key_values"  # transformers renamed it
         self._rows: dict[Path, Row] | None = None  # None: not guessed since the last commit
 
     def observe(self, tokens: Sequence[int], rows: Sequence[Row | None], prompt: bool) -> None:
@@ -173,7 +176,7 @@ class SpeculatorSource:
         if self._cache is None:
             self._cache = DynamicCache()
         elif common < len(self._cached):
-            self._cache.crop(common)
+            self._cache.crop(common - len(self._cached))  # a negative length is what is taken off the end
         with torch.inference_mode():
             for start in range(common, len(tokens), CHUNK):
                 logits = self._pass(tokens[start : start + CHUNK])
@@ -186,5 +189,5 @@ class SpeculatorSource:
         import torch
 
         given = torch.tensor([tokens], device=self._model.device)
-        logits: torch.Tensor = self._model(given, past_key_values=self._cache, use_cache=True).logits
+        logits: torch.Tensor = self._model(given, use_cache=True, **{self._cache_name: self._cache}).logits
         return logits[0, -1]

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reader_rag.draft import Draft, Drafter, NgramTable, make_drafter
+from reader_rag.draft import ChunkPool, Corpus, Draft, Drafter, NgramTable, make_drafter
 from reader_rag.draft.mixture import Mixture
 from reader_rag.draft.source import Evidence, Row
 
-ALL = ("context", "chunks", "ngrams")
+ALL = ("context", "chunks", "ngrams", "answers", "corpus")
 LARGE = 151_935
 
 
@@ -45,7 +45,16 @@ def random_run(seed: int, names: Sequence[str] = ALL, forbidden: frozenset[int] 
     """Drafts of a made-up request over 12 tokens, half of whose drafts come true; checks every draft's limits."""
     rng = random.Random(seed)
     chunks = [[rng.randrange(12) for _ in range(60)] for _ in range(3)]
-    drafter = make_drafter(names, chunk_tokens=chunks, ngrams=NgramTable(), forbidden=forbidden)
+    answers = ChunkPool()
+    answers.add("earlier", [chunks[0][::-1]])
+    drafter = make_drafter(
+        names,
+        chunk_tokens=chunks,
+        ngrams=NgramTable(),
+        answers=answers,
+        corpus=Corpus.build(chunks),
+        forbidden=forbidden,
+    )
     prompt = [token for chunk in chunks for token in chunk]
     drafter.observe_prompt(prompt, *evidence(rng, len(prompt)))
     drafts = []
@@ -86,7 +95,7 @@ def check(draft: Draft, drafter: Drafter, pending: list[int], limit: int, chain_
 
 
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("names", [ALL, ("context",), ("chunks",), ("ngrams",)])
+@pytest.mark.parametrize("names", [ALL, *((name,) for name in ALL)])
 def test_limits_and_pending_are_honoured(seed: int, names: Sequence[str]) -> None:
     assert any(draft.tokens for draft in random_run(seed, names))
 

@@ -141,9 +141,12 @@ def test_the_context_source_tells_contexts_apart_by_their_matches_alone(
 ) -> None:
     asked: list[Any] = []
     predict = ContextSource.predict
-    monkeypatch.setattr(
-        ContextSource, "predict", lambda self, state: (asked.append(state), predict(self, state))[1]
-    )
+
+    def counted(self: ContextSource, state: Any) -> list[Evidence]:
+        asked.append(state)
+        return predict(self, state)
+
+    monkeypatch.setattr(ContextSource, "predict", counted)
     drafter = make_drafter(["context"])
     drafter.observe_prompt([1, 2, 1, 3, 1, 4, 1, 2, 1, 3, 1], None, None)
     drafter.draft([], 30, 30)

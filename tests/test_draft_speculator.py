@@ -38,8 +38,13 @@ def greedy(model: Any, tokens: list[int], count: int) -> list[int]:
 def test_guesses_are_the_models_own_and_its_cache_follows_the_target(model: Any) -> None:
     source = SpeculatorSource(model, Always(0.1), depth=3)
     read: list[int] = []
-    passes = source._pass
-    source._pass = lambda tokens: (read.append(len(tokens)), passes(tokens))[1]  # type: ignore[method-assign]
+    run = source._pass
+
+    def counted(tokens: list[int]) -> Any:
+        read.append(len(tokens))
+        return run(tokens)
+
+    source._pass = counted  # type: ignore[method-assign]
     drafter = make_drafter(["speculator"], extra_sources=[source])
     committed = [5, 80, 9, 200, 31]
     drafter.observe_prompt(committed, None, None)

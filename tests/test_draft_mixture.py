@@ -188,3 +188,15 @@ def test_another_version_or_a_damaged_table_is_an_error_with_the_mend(
         Priors.load(path)
     assert str(path) in str(caught.value)
     assert "bench fit" in str(caught.value)
+
+
+def test_a_source_is_not_asked_where_the_others_leave_too_little_but_scored_all_the_same() -> None:
+    sure, late = Says("sure", 1, 0.95), Says("late", 2, 0.9)
+    mixture = Mixture([sure, late], priors=NO_PRIORS)
+    node = mixture.root()
+    assert [token for token, _ in mixture.predict(node, floor=0.5)] == [1]
+    assert late.asked == []
+    mixture.learn(node, 2)
+    assert late.asked == [0]
+    assert mixture.learned[1][1][1] > 0.0
+    assert {token for token, _ in mixture.predict(mixture.root(), floor=0.0)} == {1, 2}

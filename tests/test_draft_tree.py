@@ -100,3 +100,14 @@ def test_pending_is_cut_at_the_limit(limit: int, expected: list[int]) -> None:
 def test_nothing_known_gives_an_empty_tree() -> None:
     tree = tree_of({}, 5)
     assert (tree.tokens, tree.parents, tree.chain) == ([], [], 0)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_is_left_out_as_too_unlikely_is_exactly_that(seed: int) -> None:
+    table = random_table(random.Random(seed), depth=4)
+    whole = tree_of(table, 30)
+    least = sorted(whole.probs)[10]
+    cut = grow(
+        (), lambda p, _: table.get(p, []), lambda p, token: (*p, token), limit=30, chain_limit=99, least=least
+    )
+    assert sorted(cut.probs) == [prob for prob in sorted(whole.probs) if prob > least]

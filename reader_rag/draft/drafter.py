@@ -18,6 +18,7 @@ from reader_rag.draft.priors import Priors
 from reader_rag.draft.source import Array, Row, SharedSource, Source
 from reader_rag.draft.tree import Draft, Origin, grow
 
+LEAST_OF_LAST = 0.15  # of the least path probability of one draft, below which the next leaves nodes out
 LEAST_PROB = 0.03  # predictions below this are not kept as soft evidence
 
 
@@ -40,6 +41,7 @@ class Drafter:
         self._mixture = Mixture(self._guarded, forbidden, vocabulary, priors)
         self._drafted: dict[tuple[int, int], tuple[int, Node]] = {}  # (parent, token) -> (node, its state)
         self._root: Node | None = None
+        self._least = 0.0  # path probability that nodes of the next draft must exceed
 
     def observe_prompt(
         self,
@@ -87,7 +89,10 @@ class Drafter:
         """
         mixture = self._mixture
         self._root = root = mixture.root()
-        tree = grow(root, mixture.predict, mixture.advance, limit, chain_limit, pending)
+        tree = grow(root, mixture.predict, mixture.advance, limit, chain_limit, pending, self._least)
+        # A full tree tells the next one where it may stop looking; one that stayed small, that it should look further.
+        full = len(tree.tokens) >= limit > len(pending)
+        self._least = LEAST_OF_LAST * min(tree.probs) if full else 0.0
         edges = zip(tree.parents, tree.tokens, strict=True)
         self._drafted = {edge: (node, tree.states[node]) for node, edge in enumerate(edges)}
         origins = [

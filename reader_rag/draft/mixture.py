@@ -22,12 +22,13 @@ Claim = tuple[float, float, int, Evidence]  # (weight, trust, source, evidence)
 class Node:
     """One tail: its last token after another node's, and once it was predicted from, the sources' states and evidence."""
 
-    __slots__ = ("claims", "parent", "states", "token")
+    __slots__ = ("claims", "parent", "states", "token", "whole")
 
     def __init__(self, parent: "Node | None", token: int, states: list[Any] | None) -> None:
         self.parent, self.token = parent, token
         self.states = states
         self.claims: list[Claim] | None = None
+        self.whole = False  # whether every source was asked
 
 
 class Mixture:
@@ -92,7 +93,7 @@ class Mixture:
         mixed: dict[int, float] = {}
         get = mixed.get
         rows: dict[Row, float] = {}  # several sources may know the same row: it is spread out once
-        for weight, _, _, (_, _, hard, soft) in node.claims or self._claims(node):
+        for weight, _, _, (_, _, hard, soft) in self._claims(node, floor):
             if weight < least:
                 continue
             for token, share in hard.items():
@@ -111,12 +112,20 @@ class Mixture:
         best.sort()
         return [(token, -negative) for negative, token in best[:CHILDREN]]
 
-    def _claims(self, node: Node) -> list[Claim]:
-        """All sources' evidence for what follows, the most trusted first; asked for once per node."""
-        if node.claims is not None:
+    def _claims(self, node: Node, floor: float) -> list[Claim]:
+        """The sources' evidence for what follows, the most trusted first; asked for once per node.
+
+        Sources are not asked once those before them have left over less than `floor`: nothing they say could matter.
+        """
+        if node.claims is not None and (node.whole or floor > 0.0):
             return node.claims
+        rest = 1.0
+        node.whole = True
         found: list[tuple[float, int, Evidence]] = []  # (trust, source, evidence)
         for number, state in enumerate(self.states(node)):
+            if rest < floor:
+                node.whole = False
+                break
             learned, fitted = self.learned[number], self._fitted[number]
             for evidence in self._ask(number, state):
                 level = evidence.level
@@ -128,6 +137,7 @@ class Mixture:
                     a, b = counts
                     trust = (a + upheld) / (a + b + claims)
                 found.append((trust, number, evidence))
+                rest *= 1.0 - trust
         found.sort(key=_by_trust)
         weights = self.hedge.weights
         left = weights[0]
@@ -157,7 +167,7 @@ class Mixture:
         """The source that contributed most to `token` after `node`."""
         shares = [0.0] * len(self.sources)
         left = 1.0
-        for weight, _, number, evidence in self._claims(node):
+        for weight, _, number, evidence in node.claims or self._claims(node, 0.0):
             shares[number] += weight * evidence.likelihood(token)
             left -= weight
             if shares[number] > left:  # what is left cannot outweigh it
@@ -166,7 +176,7 @@ class Mixture:
 
     def learn(self, node: Node, token: int) -> None:
         """Scores all evidence after `node` by the token that the model chose there."""
-        claims_made = self._claims(node)
+        claims_made = self._claims(node, 0.0)
         responsible: list[float] = []
         likelihood = UNFORESEEN
         alone = [UNFORESEEN] * len(self.sources)

@@ -50,6 +50,7 @@ def grow(
     limit: int,
     chain_limit: int,
     pending: Sequence[int] = (),
+    least: float = 0.0,
 ) -> Tree[State]:
     """Returns the `limit` nodes (or fewer) with the largest path probabilities.
 
@@ -57,6 +58,9 @@ def grow(
     probability is not above `floor`; `advance(state, token)` gives the child's state.
     Path probabilities never grow along a path, so taking the best node on the frontier again and again maximises
     the expected number of accepted tokens over all trees of `limit` nodes.
+
+    Nodes of a path probability up to `least` are left out: a caller that knows what a full tree will end at saves the work
+    of weighing them.
 
     Every node is worth its path probability, in the main chain or beside it: what a side branch finds is emitted one
     pass later, as `pending`, but is not lost. `pending` has been seen by the model already: it leads with
@@ -76,7 +80,7 @@ def grow(
     serial = 0
     missing = limit - len(tokens)
     while missing > 0:
-        floor = frontier[0][0] if len(frontier) >= missing else 0.0
+        floor = frontier[0][0] if len(frontier) >= missing else least
         for token, conditional in predict(state, floor / prob):
             path = prob * conditional
             if path <= floor:

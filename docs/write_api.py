@@ -14,6 +14,8 @@ FOLDER = Path(__file__).with_name("api")
 MODULES = (
     "reader_rag",
     "reader_rag.store",
+    "reader_rag.structured",
+    "reader_rag.citations",
     "reader_rag.errors",
     "langchain_reader_rag",
     "llama_index.llms.reader_rag",

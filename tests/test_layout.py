@@ -27,6 +27,7 @@ FORBIDDEN = {
     "prompt": {"store", "draft", "verify", "reader", "engine", "memory", "load", "bench", "cli"},
     "stream": {"store", "draft", "verify", "reader", "engine", "memory", "load", "bench", "cli"},
     "settings": {"store", "draft", "verify", "reader", "engine", "memory", "load", "bench", "cli"},
+    "structured": {"store", "verify", "reader", "engine", "memory", "load", "prompt", "bench", "cli"},
     "load": {"store", "draft", "verify", "reader", "engine", "memory", "bench", "cli"},
     "reader": {"bench", "cli"},
     "bench": {"cli"},

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -197,6 +198,24 @@ def test_banning_what_the_grammar_forces_says_so(shared: Reader) -> None:
     with pytest.raises(Exception, match="the constraint allows"):
         shared.generate("q", sampling=sampling)
     assert shared.generate("q", sampling=Sampling(max_tokens=3)).tokens
+
+
+@pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"dtype": "float32", "exact": False}])
+def test_rows_that_share_passes_keep_to_their_own_grammars(
+    tiny_model: Any, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    reader = Reader.load(tiny_model, width=8, rows=4, cache_dir=tmp_path, **options)
+    constraints = [
+        Constraint.json_schema(PERSON),
+        Constraint.regex("[a-f]{9}"),
+        None,
+        Constraint.choice(["a chunk of text", "a chunk"]),
+    ]
+    sampling = [Sampling(max_tokens=90, constraint=constraint) for constraint in constraints]
+    alone = [reader.generate("what is a chunk?", sampling=each, drafting=OFF).tokens for each in sampling]
+    together = reader.generate_batch(["what is a chunk?"] * 4, sampling=sampling)
+    assert [answer.tokens for answer in together] == alone
+    assert json.loads(together[0].text)["kind"] in PERSON["properties"]["kind"]["enum"]
 
 
 # Log-probabilities

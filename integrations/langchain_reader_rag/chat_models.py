@@ -139,7 +139,9 @@ class ChatReader(ReaderFace, BaseChatModel):
         self, messages: list[BaseMessage], tools: Sequence[Any] | None = None
     ) -> int:
         """Tokens of the whole prompt that these messages become, template and tools included."""
-        given = {"tools": openai_tools(tools or ()), "tool_format": self.tool_format} if tools else {}
+        given: dict[str, Any] = {"tool_format": self.tool_format} if self.tool_format else {}
+        if tools:
+            given["tools"] = openai_tools(tools)
         return len(self.load().encode_prompt(reader_messages(messages), **given))
 
     def _generate(

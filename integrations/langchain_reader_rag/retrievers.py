@@ -13,7 +13,7 @@ from langchain_core.runnables import RunnableConfig, run_in_executor
 from pydantic import ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
 import reader_rag
-from langchain_reader_rag.face import configured_scope, refuse_unknown
+from langchain_reader_rag.asking import configured_scope, refuse_unknown
 from reader_rag.errors import SettingsError
 
 _opening = Lock()

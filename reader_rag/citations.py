@@ -165,7 +165,8 @@ def _footnote(source: _Source) -> str:
 
 # Markup is taken away by backslashes where every dialect knows them, by character references where not.
 _MARKUP = re.compile(r"[\\`*_{}\[\]!<>&|~$@\"]|(?<=www)\.|:(?=//)", re.IGNORECASE)
-_AT_START = re.compile(r"^(?:[#+=:'(-]|\d+(?=[.)]))", re.MULTILINE)  # of a line: headings, lists, definitions
+# At the start of a line headings, lists and definitions; at that of a piece what would go on an address.
+_AT_START = re.compile(r"^(?:[#+=:'/(-]|\.(?=\S)|\d+(?=[.)]))", re.MULTILINE)
 _INDENT = re.compile(r"^[ \t]+", re.MULTILINE)  # would make a block of code
 _BACKSLASHED = frozenset("\\`*_{}[]!#+-.()")
 

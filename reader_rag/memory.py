@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from reader_rag.draft import ChunkPool, NgramTable
+from reader_rag.draft.corpus import Corpus
 from reader_rag.settings import Drafting
 from reader_rag.store.chunk import Chunk
 
@@ -30,6 +31,7 @@ class ScopeMemory:
     def __init__(self, pool: ChunkPool, ngrams: NgramTable, answers: ChunkPool | None = None) -> None:
         self.pool, self.ngrams = pool, ngrams
         self.answers = ChunkPool() if answers is None else answers
+        self.corpus: Corpus | None = None
         self._recent: OrderedDict[str, Chunk] = OrderedDict()
         self._lock = threading.Lock()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from reader_rag.errors import ReaderError
 from reader_rag.loop import Loop
@@ -49,3 +49,19 @@ class Ticket:
 
     def __del__(self) -> None:
         self._request.cancelled = True  # without a lock: garbage is collected anywhere
+
+
+def results(
+    tickets: Sequence[Ticket | Exception], *, return_exceptions: bool = False
+) -> list[Answer | Exception]:
+    """Waits for all answers, in order. A failure is raised when all others are done, or takes its answer's place."""
+    found: list[Answer | Exception] = []
+    for ticket in tickets:
+        try:
+            found.append(ticket if isinstance(ticket, Exception) else ticket.result())
+        except Exception as error:
+            found.append(error)
+    failures = [result for result in found if isinstance(result, Exception)]
+    if failures and not return_exceptions:
+        raise failures[0]
+    return found

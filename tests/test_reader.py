@@ -386,3 +386,14 @@ def test_earlier_answers_of_a_scope_are_drafted_from_there_and_nowhere_else(tiny
     assert again.tokens == first.tokens
     assert again.stats.accepted_by_source["answers"] > 20
     assert reader.generate(QUESTION, sampling=sampling, drafting=only, scope="b").stats.accepted == 0
+
+
+def test_an_indexed_corpus_is_drafted_from_in_its_scope(tiny_model, tmp_path):
+    reader = Reader.load(tiny_model, dtype="float32", width=8, cache_dir=tmp_path)
+    only, sampling = Drafting(sources=("corpus",)), Sampling(max_tokens=60)
+    plain = reader.generate(QUESTION, sampling=sampling, drafting=OFF)
+    assert reader.index([plain.text, "Another chunk."], scope="a") > len(plain.tokens) / 2
+    answer = reader.generate(QUESTION, sampling=sampling, drafting=only, scope="a")
+    assert answer.tokens == plain.tokens
+    assert answer.stats.accepted_by_source["corpus"] > 0
+    assert reader.generate(QUESTION, sampling=sampling, drafting=only, scope="b").stats.accepted == 0

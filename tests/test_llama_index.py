@@ -122,6 +122,17 @@ def test_one_start_and_one_end_event_per_call(llm: ReaderLLM, method: str) -> No
     assert ended.response.raw["usage"]["prompt_tokens"] == PROMPT_TOKENS
 
 
+@pytest.mark.parametrize("method", STREAMED)
+def test_events_of_a_stream_come_in_the_order_of_its_deltas(llm: ReaderLLM, method: str) -> None:
+    with listening() as events:
+        responses = STREAMED[method](llm)
+    ours = [event for event in events if type(event).__name__.startswith(("LLMChat", "LLMCompletion"))]
+    order = [type(event).__name__.removeprefix("LLM").removesuffix("Event") for event in ours]
+    kind = "Chat" if "chat" in method else "Completion"
+    assert order == [f"{kind}Start", *[f"{kind}InProgress"] * len(responses), f"{kind}End"]
+    assert [event.response.delta for event in ours[1:-1]] == [response.delta for response in responses]
+
+
 def test_observers_see_the_payload_and_no_secret(fake: FakeReader) -> None:
     debug = LlamaDebugHandler(print_trace_on_end=False)
     llm = ReaderLLM(reader=fake, temperature=0.5, seed=1, callback_manager=CallbackManager([debug]))

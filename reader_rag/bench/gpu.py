@@ -119,11 +119,12 @@ def pass_ms(reader: Reader, context: int, rounds: int = 10) -> float:
 
 def floor_ms(reader: Reader, context: int) -> float:
     """Milliseconds to read all weights and the KV of all rows once, at the measured copy bandwidth."""
-    weights = sum(p.numel() * p.element_size() for p in reader.model.parameters())
+    weights: int = sum(p.numel() * p.element_size() for p in reader.model.parameters())
     forward = reader._forward
     assert isinstance(forward, FixedForward)
     kv = forward.slot_bytes * context * forward.rows
-    return 1000 * (weights + kv) / copy_bandwidth(reader.device)
+    bandwidth = copy_bandwidth(reader.device)
+    return 1000 * (weights + kv) / bandwidth
 
 
 def copy_bandwidth(device: torch.device, megabytes: int = 256) -> float:

@@ -202,4 +202,5 @@ def _kv_size(config: Any) -> int:
     """Numbers that one layer keeps of one token."""
     heads = config.num_attention_heads
     dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return 2 * dim * int(getattr(config, "num_key_value_heads", None) or heads)
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    return int(2 * dim * kv_heads)

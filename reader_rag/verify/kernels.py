@@ -120,9 +120,11 @@ def packing_gains(
     model: nn.Module, forms: Sequence[str], rows: int, layers: int = 8, rounds: int = 12
 ) -> dict[str, float]:
     """Seconds of the generic product over seconds of each form at `rows` rows: fastest of `rounds` turns each."""
-    linears: list[nn.Module] = [m for m in model.modules() if type(m) is nn.Linear][:layers]
-    turns = {"generic": linears} | {form: [FORMS[form](m, rows) for m in linears] for form in forms}  # type: ignore[arg-type]
-    inputs = [torch.randn(rows, m.in_features).to(m.weight.dtype) for m in linears]  # type: ignore[arg-type, union-attr]
+    linears = [m for m in model.modules() if type(m) is nn.Linear][:layers]
+    turns: dict[str, Sequence[nn.Module]] = {"generic": linears}
+    for form in forms:
+        turns[form] = [FORMS[form](linear, rows) for linear in linears]
+    inputs = [torch.randn(rows, m.in_features).to(m.weight.dtype) for m in linears]
     best = dict.fromkeys(turns, float("inf"))
     for _ in range(rounds):
         for form, modules in turns.items():

@@ -141,6 +141,7 @@ class Reader:
     def shared(cls, model: Any = None, tokenizer: Any = None, **options: Any) -> Reader:
         """`Reader.load`, once per process for the same arguments: every later call returns the same live Reader."""
         quiet = {k: v for k, v in options.items() if k != "progress" and v is not None}
+        quiet["cache_dir"] = str(user_cache_dir(quiet.get("cache_dir")))
         key = (_identity(model), _identity(tokenizer), *sorted((k, repr(v)) for k, v in quiet.items()))
         with _SHARED_LOCK:
             if key not in _SHARED:

@@ -115,9 +115,9 @@ def test_the_same_seed_gives_the_same_answer(
 
 
 def test_an_interrupted_answer_ends_with_130_and_no_traceback(store: Path, tiny_model: Path) -> None:
-    command = [sys.executable, "-m", "reader_rag", "ask", "Go on?", "--store", str(store), "--width", "4"]
+    command = [sys.executable, "-m", "reader_rag", "ask", "Go on?", "--store", str(store), "--width", "128"]
     command += ["--model", str(tiny_model), "--dtype", "float32", "--max-tokens", "900", "--plain"]
-    # Greedy and without drafts: a random model that repeats itself for a second or more, and never draws an end token.
+    # Greedy, without drafts and in wide passes: a random model that repeats itself for seconds, and never draws an end token.
     with subprocess.Popen(
         command, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=0
     ) as run:

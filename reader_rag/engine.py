@@ -17,6 +17,7 @@ from reader_rag.verify.attention import use_grouped_attention
 from reader_rag.verify.calibrate import best_rows, best_width, pass_seconds, seconds_of
 from reader_rag.verify.forward import FixedForward
 from reader_rag.verify.kernels import fits_half, forms_for, packed_bytes, packed_copy, packing_gains, twin_of
+from reader_rag.verify.lean import LeanDecoder, is_lean
 from reader_rag.verify.plain import PlainForward
 from reader_rag.verify.selfcheck import why_not_exact
 
@@ -114,6 +115,8 @@ def _net(loaded: Loaded, kernels: str) -> torch.nn.Module:
     model: torch.nn.Module = loaded.model
     if getattr(model, "hf_device_map", None) or getattr(model, "hf_quantizer", None):
         return model  # hooks and quantized layers are not copied
+    if kernels != "generic" and is_lean(model):
+        return LeanDecoder(model, PACKED_ROWS, kernels)
     net = twin_of(model) if kernels == "generic" else packed_copy(model, PACKED_ROWS, kernels)
     use_grouped_attention(net)
     return net

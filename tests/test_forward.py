@@ -13,6 +13,7 @@ from reader_rag.verify.arena import Arena
 from reader_rag.verify.attention import use_grouped_attention
 from reader_rag.verify.forward import FixedForward, Job, bucket_edge
 from reader_rag.verify.kernels import FORMS, fits_half, forms_for, packed_copy, twin_of
+from reader_rag.verify.lean import LeanDecoder, is_lean
 from reader_rag.verify.selfcheck import why_not_exact
 
 CPU = torch.device("cpu")
@@ -20,7 +21,16 @@ WIDTH = 8
 
 
 def tiny(kind="llama", **options):
-    from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
+    from transformers import (
+        Gemma3ForCausalLM,
+        Gemma3TextConfig,
+        LlamaConfig,
+        LlamaForCausalLM,
+        MistralConfig,
+        MistralForCausalLM,
+        Qwen2Config,
+        Qwen2ForCausalLM,
+    )
 
     shape = {
         "vocab_size": 300,
@@ -41,12 +51,20 @@ def tiny(kind="llama", **options):
             **shape, sliding_window=24, layer_types=["sliding_attention", "full_attention"]
         )
         return Gemma3ForCausalLM(config).eval()
-    return LlamaForCausalLM(LlamaConfig(**shape)).eval()
+    config, model = {
+        "llama": (LlamaConfig, LlamaForCausalLM),
+        "mistral": (MistralConfig, MistralForCausalLM),
+        "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    }[kind]
+    return model(config(**({"sliding_window": None} if kind == "mistral" else {}) | shape)).eval()
 
 
 def forward_of(model, *, width=WIDTH, form="generic"):
-    net = twin_of(model) if form == "generic" else packed_copy(model, width, form)
-    use_grouped_attention(net)
+    if form.startswith("lean "):
+        net = LeanDecoder(model, width, form.removeprefix("lean "))
+    else:
+        net = twin_of(model) if form == "generic" else packed_copy(model, width, form)
+        use_grouped_attention(net)
     return FixedForward(net, model.config, width=width, chunk=32, device=CPU)
 
 
@@ -70,11 +88,11 @@ def test_buckets_are_functions_of_position_and_grow_slowly(position):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("form", ["generic", "packed", "half"])
+@pytest.mark.parametrize("form", ["generic", "packed", "half", "lean packed", "lean half"])
 @pytest.mark.parametrize("context", [5, 32, 250])
 def test_a_drafted_pass_gives_the_bits_of_plain_passes(dtype, form, context):
     model = tiny().to(dtype)
-    if form != "generic" and form not in forms_for(model):
+    if form != "generic" and form.split()[-1] not in forms_for(model):
         pytest.skip(f"this torch build has no {form} products")
     forward = forward_of(model, form=form)
     rng = random.Random(context)
@@ -89,6 +107,36 @@ def test_a_drafted_pass_gives_the_bits_of_plain_passes(dtype, form, context):
     rows = decode(forward, drafted_arena, context, [chain[0], *chain[1 : keep + 1], *side], parents)
     for i in range(keep + 1):
         assert torch.equal(rows[i], plain[i])
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2"])
+def test_the_lean_decoder_computes_what_the_model_computes(kind):
+    model = tiny(kind)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias") or "norm" in name:  # made as zeros and ones: nothing would show
+                parameter.copy_(torch.randn_like(parameter))
+    assert is_lean(model)
+    forward = forward_of(model, form="lean packed")
+    assert why_not_exact(forward, model, 300) is None
+    ids = [random.Random(4).randrange(1, 300) for _ in range(90)]
+    arena = filled(forward, ids[:70])
+    got = torch.stack([decode(forward, arena, 70 + i, [ids[70 + i]])[0] for i in range(10)])
+    with torch.inference_mode():
+        want = model(torch.tensor([ids])).logits[0]
+    assert torch.allclose(got, want[70:80], atol=1e-3, rtol=1e-3)
+
+
+def test_the_lean_decoder_takes_no_model_that_computes_something_else():
+    assert not is_lean(tiny("gemma3"))
+    assert not is_lean(tiny("mistral", sliding_window=32))
+    assert not is_lean(tiny(hidden_act="gelu"))
+    hooked = tiny()
+    hooked.model.layers[0].mlp.register_forward_hook(lambda module, args, out: out)
+    assert not is_lean(hooked)
+    adapted = tiny()
+    adapted.model.layers[0].mlp.up_proj = torch.nn.Sequential(adapted.model.layers[0].mlp.up_proj)
+    assert not is_lean(adapted)
 
 
 def test_a_chain_across_a_bucket_edge_would_differ_so_it_is_cut():

@@ -53,36 +53,58 @@ def build_engine(
 ) -> Engine:
     """Chooses kernels, width and rows by measuring, once per model, dtype and machine (kept in `cache_dir`); runs the self-check."""
     fingerprint = model_fingerprint(loaded.model, loaded.tokenizer)
-    chunk = CPU_CHUNK if loaded.device.type == "cpu" else ACCELERATOR_CHUNK
     book = Calibration(cache_dir / "calibration.json", _machine_key(loaded, fingerprint))
-    kernels = _kernels(loaded, book)
+    reason: str | None = None
+    for kernels in _kernels(loaded, book):
+        try:
+            engine = _engine(loaded, kernels, fingerprint, book, width=width, rows=rows, exact=exact)
+            reason = why_not_exact(engine.forward, loaded.model, vocabulary_of(loaded.model), bitwise=exact)  # type: ignore[arg-type]
+        except (AttributeError, TypeError) as error:
+            reason = f"its configuration names no attention layers ({error})"
+            break
+        if reason is None:
+            return engine
+        log.info("%s with %s kernels: %s", loaded.name, kernels, reason)
+    if rows is not None and rows > 1:
+        log.warning("%s runs one request per pass instead of %d: %s", loaded.name, rows, reason)
+        return build_engine(loaded, width=width, rows=1, exact=exact, cache_dir=cache_dir)
+    log.warning("%s runs without drafts: %s", loaded.name, reason)
+    plain = PlainForward(loaded.model, chunk=_chunk(loaded), device=loaded.device)
+    return Engine(plain, fingerprint, "generic", {}, "plain", reason)
+
+
+def _engine(
+    loaded: Loaded,
+    kernels: str,
+    fingerprint: str,
+    book: Calibration,
+    *,
+    width: int | None,
+    rows: int | None,
+    exact: bool,
+) -> Engine:
+    """The engine with these kernels, its width and rows measured where they are not given; not checked yet."""
     net = _net(loaded, kernels)
     if net is loaded.model and (rows or 1) > 1:
         log.warning(
             "%s runs one request per pass: its hooks or quantized layers keep torch's attention", loaded.name
         )
         rows = 1
-    try:
-        forward = FixedForward(
-            net,
-            loaded.model.config,
-            width=width or PACKED_ROWS,
-            chunk=chunk,
-            device=loaded.device,
-            rows=rows or 1,
-            single=None if exact or kernels in ("generic", "half") else _net(loaded, "generic"),
-        )
-        reason = why_not_exact(forward, loaded.model, vocabulary_of(loaded.model), bitwise=exact)
-    except (AttributeError, TypeError) as error:
-        reason = f"its configuration names no attention layers ({error})"
-    if reason is not None:
-        log.warning("%s runs without drafts: %s", loaded.name, reason)
-        plain = PlainForward(loaded.model, chunk=chunk, device=loaded.device)
-        return Engine(plain, fingerprint, "generic", {}, "plain", reason)
+    forward = FixedForward(
+        net,
+        loaded.model.config,
+        width=width or PACKED_ROWS,
+        chunk=_chunk(loaded),
+        device=loaded.device,
+        rows=rows or 1,
+        single=None if exact or kernels in ("generic", "half") else _net(loaded, "generic"),
+    )
     seconds: dict[int, float] = {}
     if width is None or not exact or (rows is None and loaded.device.type != "cpu"):
-        known = book.get("seconds") or {str(size): s for size, s in pass_seconds(forward).items()}
-        book.put("seconds", known)
+        known = book.get(f"seconds_{kernels}")
+        if known is None:
+            known = {str(size): s for size, s in pass_seconds(forward).items()}
+            book.put(f"seconds_{kernels}", known)
         seconds = {int(size): float(s) for size, s in known.items()}
         forward.width = width or best_width(seconds, rows or 1)
         if rows is None and net is not loaded.model and loaded.device.type != "cpu":
@@ -90,8 +112,12 @@ def build_engine(
     return Engine(forward, fingerprint, kernels, seconds, "exact" if exact else "throughput")
 
 
-def _kernels(loaded: Loaded, book: Calibration) -> str:
-    """The packed form that pays most on this machine, or "generic"."""
+def _chunk(loaded: Loaded) -> int:
+    return CPU_CHUNK if loaded.device.type == "cpu" else ACCELERATOR_CHUNK
+
+
+def _kernels(loaded: Loaded, book: Calibration) -> list[str]:
+    """The packed forms that pay on this machine, the fastest first, then "generic"."""
     model = loaded.model
     room = free_bytes(loaded.device) // 4
     forms = [form for form in forms_for(model) if packed_bytes(model, form) <= room]
@@ -106,8 +132,8 @@ def _kernels(loaded: Loaded, book: Calibration) -> str:
     if not set(forms) <= set(gains):
         gains = {form: round(gain, 3) for form, gain in packing_gains(model, forms, PACKED_ROWS).items()}
         book.put("packing_gains", gains)
-    best = max(forms, key=lambda form: gains[form], default="generic")
-    return best if best != "generic" and gains[best] >= PACKING_PAYS else "generic"
+    paying = [form for form in forms if gains[form] >= PACKING_PAYS]
+    return [*sorted(paying, key=lambda form: -gains[form]), "generic"]
 
 
 def _net(loaded: Loaded, kernels: str) -> torch.nn.Module:

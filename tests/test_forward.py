@@ -241,6 +241,26 @@ def test_the_self_check_fails_a_model_whose_rows_see_each_other():
     assert "beside another draft" in reason
 
 
+def test_the_self_check_looks_at_every_slot_of_every_row():
+    """A kernel that rounds the last rows of a product in another way: nothing near the root shows it."""
+    model = tiny()
+    for width, rows in ((WIDTH, 1), (WIDTH, 2)):
+        forward = forward_of(model, width=width)
+        forward.rows = rows
+        assert why_not_exact(forward, model, 300) is None
+        last = width * rows - 1
+
+        def bent(module, args, out, last=last):
+            if out.shape[1] > last:
+                out = out.clone()
+                out[:, last] *= 1 + 1e-6
+            return out
+
+        handle = forward.model.model.norm.register_forward_hook(bent)
+        assert f"in slot {last} of a pass of {last + 1}" in (why_not_exact(forward, model, 300) or "")
+        handle.remove()
+
+
 def test_the_self_check_fails_a_model_that_reads_masks_in_another_way():
     model = tiny()
     forward = forward_of(model)

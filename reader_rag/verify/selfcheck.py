@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from reader_rag.verify.arena import Arena
 from reader_rag.verify.forward import FixedForward, Job
 
 CONTEXT = 24
@@ -17,10 +18,11 @@ def why_not_exact(
 ) -> str | None:
     """None when the model passes, else the reason why drafting is off.
 
-    Two properties are compared. A drafted pass must give, bit for bit, the logits of plain passes of the same shape, with two
-    different drafts behind the same chain, and in the last row beside busy neighbours as in the first beside idle ones. And
-    these logits must be close to those of the model's ordinary forward pass, or the model read our masks or our cache in
-    another way than we meant. Throughput mode needs the second property alone (`bitwise=False`).
+    Two properties are compared. A drafted pass must give, bit for bit, the logits of plain passes of the same shape: with two
+    different drafts behind the same chain, in the last row beside busy neighbours as in the first beside idle ones, and in every
+    slot of every row (a kernel may treat the last few rows of a product in another way). And these logits must be close to those
+    of the model's ordinary forward pass, or the model read our masks or our cache in another way than we meant. Throughput mode
+    needs the second property alone (`bitwise=False`).
     """
     generator = torch.Generator().manual_seed(7)
     ids = torch.randint(0, vocabulary, (CONTEXT + forward.width + 1,), generator=generator).tolist()
@@ -44,6 +46,8 @@ def why_not_exact(
             for i in range(depth + 1):
                 if bitwise and not torch.equal(logits[i], plain[i]):
                     return f"its kernels round a token differently beside another draft or row (first at depth {i})"
+        if bitwise and (slot := _uneven_slot(forward, drafted_arena, chain)) is not None:
+            return f"its kernels round a token differently in slot {slot} of a pass of {forward.rows * forward.width} tokens"
         with torch.inference_mode():
             wanted = model(
                 input_ids=torch.tensor([[*prompt, *chain[: depth + 1]]], device=forward.device)
@@ -63,4 +67,25 @@ def why_not_exact(
     scale = float(wanted.float().abs().max())
     if not worst <= LOOSE.get(wanted.dtype, 0.5) * max(scale, 1.0):
         return f"masked passes differ from its ordinary forward pass by {worst:.3g} in logits of size {scale:.3g}"
+    return None
+
+
+def _uneven_slot(forward: FixedForward, arena: Arena, chain: list[int]) -> int | None:
+    """The first slot of a pass in which a token gets other bits than in the slot before it, or than in the first row.
+
+    Two passes suffice: the second begins one token later, so every token stands one slot earlier in it.
+    """
+    count = min(forward.width, forward.chain_limit(CONTEXT + 1) + 1)
+    arenas = [arena.copy(CONTEXT, CONTEXT) for _ in range(forward.rows)]
+    early, late = (
+        forward.decode(
+            [Job(row, CONTEXT + shift, chain[shift : shift + count], range(-1, count - 2)) for row in arenas]
+        )
+        for shift in (0, 1)
+    )
+    for row in range(forward.rows):
+        for slot in range(count):
+            same_row = slot == 0 or torch.equal(early[row][slot], late[row][slot - 1])
+            if not same_row or not torch.equal(early[row][slot], early[0][slot]):
+                return row * forward.width + slot
     return None

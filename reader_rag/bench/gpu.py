@@ -123,8 +123,9 @@ def floor_ms(reader: Reader, context: int) -> float:
     forward = reader._forward
     assert isinstance(forward, FixedForward)
     kv = forward.slot_bytes * context * forward.rows
-    bandwidth = copy_bandwidth(reader.device)
-    return 1000 * (weights + kv) / bandwidth
+    bandwidth: float = copy_bandwidth(reader.device)
+    seconds: float = (weights + kv) / bandwidth
+    return 1000 * seconds
 
 
 def copy_bandwidth(device: torch.device, megabytes: int = 256) -> float:

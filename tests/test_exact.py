@@ -149,6 +149,7 @@ def test_forty_requests_in_four_rows_equal_their_solo_runs(demo_folder, tmp_path
     reader = Reader.load(
         demo_folder, dtype=dtype, device="cpu", width=8, rows=4, context=1024, cache_dir=tmp_path
     )
+    assert (reader.mode, reader.rows) == ("exact", 4), reader.mode_reason
     rng = random.Random(5)
     text = reader.encode(" ".join(topics[topic] for topic in TOPICS))
     requests = []

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from tqdm import tqdm
 
 from reader_rag.bench.rows import read_rows
-from reader_rag.bench.speed import machine
+from reader_rag.bench.speed import greedy_generate, machine
 from reader_rag.load import Loaded
 from reader_rag.reader import Reader
 from reader_rag.settings import Drafting, Sampling
@@ -76,26 +75,9 @@ def generate_batch_run(reader: Reader, prompts: Prompts, max_tokens: int, rows: 
     start = time.perf_counter()
     answers: list[tuple[int, ...]] = []
     done: list[float] = []
-    ends = sorted(reader.eos)
     for first in range(0, len(prompts), rows):
         batch = [prompt for prompt, _ in prompts[first : first + rows]]
-        longest = max(map(len, batch))
-        ids = torch.tensor([[ends[0]] * (longest - len(p)) + p for p in batch], device=reader.device)
-        mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in batch], device=reader.device)
-        with torch.inference_mode():
-            out = reader.model.generate(
-                input_ids=ids,
-                attention_mask=mask,
-                do_sample=False,
-                temperature=None,
-                top_p=None,
-                top_k=None,
-                repetition_penalty=1.0,
-                max_new_tokens=max_tokens,
-                eos_token_id=ends,
-                pad_token_id=ends[0],
-            )
-        for row in out[:, longest:].tolist():
+        for row in greedy_generate(reader, batch, max_tokens):
             length = next((i + 1 for i, token in enumerate(row) if token in reader.eos), len(row))
             answers.append(tuple(row[:length]))
         done += [time.perf_counter() - start] * len(batch)

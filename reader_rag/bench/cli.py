@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from typing import Any
 
 from reader_rag.bench import commands
+from reader_rag.bench.options import (
+    add_model,
+    add_questions,
+    add_set,
+    add_width,
+    load_reader,
+    parser_of,
+    put_out,
+)
 
 
 def add_parser(subparsers: Any) -> None:
@@ -26,47 +33,27 @@ def add_parser(subparsers: Any) -> None:
 
 
 def _add_speed(kinds: Any) -> None:
-    one = kinds.add_parser(
+    one = parser_of(
+        kinds,
         "speed",
-        help="READER beside transformers' generate on real questions",
-        description=(
-            "Runs every question through transformers' generate, its prompt lookup, our engine with drafting off, and READER, "
-            "in turns in one process. Learned statistics start empty and are not saved. Run it on a quiet machine."
-        ),
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        "READER beside transformers' generate on real questions",
+        "Runs every question through transformers' generate, its prompt lookup, our engine with drafting off, and READER, "
+        "in turns in one process. Learned statistics start empty and are not saved. Run it on a quiet machine.",
     )
-    one.add_argument("--data", required=True, metavar="FILE", help="JSON lines of questions")
-    one.add_argument("--set", dest="only", metavar="NAME", help="only this set, e.g. rag")
-    one.add_argument("--limit", type=int, metavar="N", help="the first N questions")
-    one.add_argument("--max-tokens", type=int, default=128, metavar="N", help="tokens per answer")
-    one.add_argument("--width", type=int, metavar="W", help="tokens of a pass (measured when left out)")
-    one.add_argument("--dtype", default="auto", metavar="D", help="float32, bfloat16, float16 or auto")
-    one.add_argument(
-        "--model", metavar="M", help="hub id, folder or .gguf file; the demo model when left out"
-    )
-    one.add_argument("--json", action="store_true", help="one JSON document as the last line of stdout")
+    add_questions(one)
+    add_set(one)
+    add_width(one, None)
+    add_model(one)
     one.set_defaults(run=_speed)
 
 
 def _speed(args: argparse.Namespace) -> int:
     from reader_rag.bench.speed import report, speed
-    from reader_rag.reader import Reader
-    from reader_rag.settings import Drafting, Sampling
+    from reader_rag.settings import Sampling
 
     Sampling(max_tokens=args.max_tokens)  # refuses a bad --max-tokens before the model loads
-    reader = Reader.load(
-        args.model,
-        dtype=args.dtype,
-        width=args.width,
-        drafting=Drafting(persist=False),
-        prefix_bytes=0,  # every system reads every prompt itself
-        progress=True,
-    )
-    result = speed(reader, args.data, only=args.only, limit=args.limit, max_tokens=args.max_tokens)
-    print(report(result), file=sys.stderr)
-    if args.json:
-        print(json.dumps(result))
-    return 0
+    result = speed(load_reader(args), args.data, only=args.only, limit=args.limit, max_tokens=args.max_tokens)
+    return put_out(args, result, report(result))
 
 
 def _add_fit(kinds: Any) -> None:
@@ -81,9 +68,7 @@ def _add_fit(kinds: Any) -> None:
     what.add_argument("--data", metavar="FILE", help="JSON lines of questions")
     what.add_argument("--recordings", metavar="FOLDER", help="recordings of `bench record`")
     one.add_argument("--responses", metavar="NAME", help="with --data: the answers recorded under this name")
-    one.add_argument(
-        "--model", metavar="M", help="hub id, folder or .gguf file; the demo model when left out"
-    )
+    add_model(one, dtype=False)
     one.add_argument("--limit", type=int, metavar="N", help="the first N questions of each set")
     one.add_argument(
         "--out", default="priors.json", metavar="FILE", help="where the table goes (priors.json)"
@@ -98,30 +83,20 @@ def _fit(args: argparse.Namespace) -> int:
 
 
 def _add_batch(kinds: Any) -> None:
-    one = kinds.add_parser(
+    one = parser_of(
+        kinds,
         "batch",
-        help="many requests at once beside transformers' batched generate",
-        description=(
-            "Sends all questions at once through transformers' generate in batches, through READER with rows, and through READER one "
-            "at a time, in one process. Learned statistics start empty and are not saved. Run it on a quiet machine."
-        ),
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        "many requests at once beside transformers' batched generate",
+        "Sends all questions at once through transformers' generate in batches, through READER with rows, and through READER one "
+        "at a time, in one process. Learned statistics start empty and are not saved. Run it on a quiet machine.",
     )
-    one.add_argument("--data", required=True, metavar="FILE", help="JSON lines of questions")
-    one.add_argument("--set", dest="only", metavar="NAME", help="only this set, e.g. rag")
-    one.add_argument("--limit", type=int, metavar="N", help="the first N questions")
+    add_questions(one)
+    add_set(one)
     one.add_argument("--rows", type=int, default=8, metavar="R", help="requests that share a pass")
-    one.add_argument(
-        "--width", type=int, metavar="W", help="tokens of a row in a pass (measured when left out)"
-    )
+    add_width(one, None)
     one.add_argument("--throughput", action="store_true", help="throughput mode instead of exact mode")
     one.add_argument("--sweep", action="store_true", help="adds a table over 1 to 16 rows in both modes")
-    one.add_argument("--max-tokens", type=int, default=128, metavar="N", help="tokens per answer")
-    one.add_argument("--dtype", default="auto", metavar="D", help="float32, bfloat16, float16 or auto")
-    one.add_argument(
-        "--model", metavar="M", help="hub id, folder or .gguf file; the demo model when left out"
-    )
-    one.add_argument("--json", action="store_true", help="one JSON document as the last line of stdout")
+    add_model(one)
     one.set_defaults(run=_batch)
 
 
@@ -142,7 +117,4 @@ def _batch(args: argparse.Namespace) -> int:
         exact=not args.throughput,
         sweep=args.sweep,
     )
-    print(report(result), file=sys.stderr)
-    if args.json:
-        print(json.dumps(result))
-    return 0
+    return put_out(args, result, report(result))

@@ -8,31 +8,41 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from reader_rag.bench.options import (
+    add_model,
+    add_questions,
+    add_sets,
+    add_width,
+    load_reader,
+    names_of,
+    parser_of,
+    put_out,
+)
 from reader_rag.errors import SettingsError
 from reader_rag.settings import SOURCES
 
 if TYPE_CHECKING:
     from reader_rag.bench.runs import Learning
     from reader_rag.bench.systems import ReaderSystem
-    from reader_rag.reader import Reader
 
 
 def add_record(kinds: Any) -> None:
-    one = _parser(
+    one = parser_of(
         kinds,
         "record",
         "answers with the model's expectations at every position, for replay",
         "Answers every question greedily and writes one .npz file for each; files that are there already are kept.",
     )
-    _rows(one)
+    add_questions(one, "the first N questions of each set")
+    add_sets(one)
     one.add_argument("--out", required=True, metavar="FOLDER", help="where the recordings go")
-    _model(one)
-    _width(one, None)
+    add_model(one)
+    add_width(one, None)
     one.set_defaults(run=_record)
 
 
 def add_replay(kinds: Any) -> None:
-    one = _parser(
+    one = parser_of(
         kinds,
         "replay",
         "drafting on recorded answers, without a model",
@@ -47,13 +57,13 @@ def add_replay(kinds: Any) -> None:
         "--warm", action="store_true", help="with --data: also after learning from the other conversations"
     )
     _recorded(one)
-    _width(one, 16)
+    add_width(one, 16)
     _tokenizer_of(one)
     one.set_defaults(run=_replay)
 
 
 def add_peers(kinds: Any) -> None:
-    one = _parser(
+    one = parser_of(
         kinds,
         "peers",
         "READER beside the rules of published drafters",
@@ -69,14 +79,14 @@ def add_peers(kinds: Any) -> None:
     )
     one.add_argument("--peers", metavar="NAMES", help="only these, separated by commas")
     _recorded(one)
-    _model(one)
-    _width(one, 16)
+    add_model(one)
+    add_width(one, 16)
     one.add_argument("--plot", metavar="PNG", help="also draw the table into this file")
     one.set_defaults(run=_peers)
 
 
 def add_curve(kinds: Any) -> None:
-    one = _parser(
+    one = parser_of(
         kinds,
         "curve",
         "how drafting gets better with use",
@@ -84,48 +94,17 @@ def add_curve(kinds: Any) -> None:
     )
     one.add_argument("--recordings", required=True, metavar="FOLDER", help="recordings of `bench record`")
     one.add_argument("--tests", type=int, default=20, metavar="N", help="recordings to test on")
-    _sets(one)
+    add_sets(one)
     one.add_argument("--limit", type=int, metavar="N", help="the first N of each set")
     _sources(one)
-    _width(one, 16)
+    add_width(one, 16)
     _tokenizer_of(one)
     one.add_argument("--plot", metavar="PNG", help="also draw the curve into this file")
     one.set_defaults(run=_curve)
 
 
-def _parser(kinds: Any, name: str, short: str, long: str) -> argparse.ArgumentParser:
-    one: argparse.ArgumentParser = kinds.add_parser(
-        name, help=short, description=long, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    one.add_argument("--json", action="store_true", help="one JSON document as the last line of stdout")
-    return one
-
-
-def _sets(one: argparse.ArgumentParser) -> None:
-    one.add_argument("--sets", metavar="NAMES", help="only these sets, separated by commas, e.g. rag,qa")
-
-
-def _rows(one: argparse.ArgumentParser) -> None:
-    one.add_argument("--data", required=True, metavar="FILE", help="JSON lines of questions")
-    _sets(one)
-    one.add_argument("--limit", type=int, metavar="N", help="the first N questions of each set")
-    one.add_argument("--max-tokens", type=int, default=128, metavar="N", help="tokens per answer")
-
-
-def _model(one: argparse.ArgumentParser) -> None:
-    one.add_argument(
-        "--model", metavar="M", help="hub id, folder or .gguf file; the demo model when left out"
-    )
-    one.add_argument("--dtype", default="auto", metavar="D", help="float32, bfloat16, float16 or auto")
-
-
 def _tokenizer_of(one: argparse.ArgumentParser) -> None:
     one.add_argument("--model", metavar="M", help="whose tokenizer is used; the demo model's when left out")
-
-
-def _width(one: argparse.ArgumentParser, default: int | None) -> None:
-    words = "tokens of a pass" if default else "tokens of a pass (measured when left out)"
-    one.add_argument("--width", type=int, default=default, metavar="W", help=words)
 
 
 def _sources(one: argparse.ArgumentParser) -> None:
@@ -133,7 +112,7 @@ def _sources(one: argparse.ArgumentParser) -> None:
 
 
 def _recorded(one: argparse.ArgumentParser) -> None:
-    _sets(one)
+    add_sets(one)
     one.add_argument("--limit", type=int, metavar="N", help="the first N of each set")
     _sources(one)
     one.add_argument("--carry", action="store_true", help="what is learned stays from request to request")
@@ -155,9 +134,9 @@ def _record(args: argparse.Namespace) -> int:
     from reader_rag.settings import Sampling
 
     Sampling(max_tokens=args.max_tokens)  # refuses a bad --max-tokens before the model loads
-    reader = _load(args)
+    reader = load_reader(args)
     written = record(
-        reader, args.data, args.out, sets=_names(args.sets), limit=args.limit, max_tokens=args.max_tokens
+        reader, args.data, args.out, sets=names_of(args.sets), limit=args.limit, max_tokens=args.max_tokens
     )
     print(f"{written} recordings written to {args.out}", file=sys.stderr)
     if args.json:
@@ -192,11 +171,11 @@ def _replay(args: argparse.Namespace) -> int:
             make,
             responses=args.responses,
             width=args.width,
-            sets=_names(args.sets),
+            sets=names_of(args.sets),
             limit=args.limit,
             warm=args.warm,
         )
-    return _out(args, result, replay.report(result))
+    return put_out(args, result, replay.report(result))
 
 
 def _peers(args: argparse.Namespace) -> int:
@@ -204,7 +183,7 @@ def _peers(args: argparse.Namespace) -> int:
     from reader_rag.bench.plot import plot_peers
 
     _check_width(args.width)
-    names = _names(args.peers)
+    names = names_of(args.peers)
     if args.recordings:
         tokenizer = _tokenizer(args.model)
         result = peers.compare_recordings(
@@ -221,9 +200,9 @@ def _peers(args: argparse.Namespace) -> int:
         if args.folds or args.learn_from or args.any_path:
             raise SettingsError("--folds, --learn-from and --any-path go with --recordings")
         result = compare_live(
-            _load(args),
+            load_reader(args),
             args.data,
-            sets=_names(args.sets),
+            sets=names_of(args.sets),
             limit=args.limit,
             max_tokens=args.max_tokens,
             names=names,
@@ -231,7 +210,7 @@ def _peers(args: argparse.Namespace) -> int:
         )
     if args.plot:
         plot_peers([result], args.plot)
-    return _out(args, result, peers.report(result))
+    return put_out(args, result, peers.report(result))
 
 
 def _curve(args: argparse.Namespace) -> int:
@@ -245,32 +224,12 @@ def _curve(args: argparse.Namespace) -> int:
     )
     if args.plot:
         plot_curve(result, args.plot)
-    return _out(args, result, curve.report(result))
-
-
-def _out(args: argparse.Namespace, result: dict[str, Any], table: str) -> int:
-    print(table, file=sys.stderr)
-    if args.json:
-        print(json.dumps(result))
-    return 0
-
-
-def _names(text: str | None) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()] if text else []
+    return put_out(args, result, curve.report(result))
 
 
 def _check_width(width: int) -> None:
     if not 1 <= width <= 256:
         raise SettingsError(f"width is {width}; a pass takes 1 to 256 tokens")
-
-
-def _load(args: argparse.Namespace) -> Reader:
-    from reader_rag.reader import Reader
-    from reader_rag.settings import Drafting
-
-    sources = tuple(_names(args.sources)) if "sources" in args else SOURCES
-    drafting = Drafting(sources=sources, persist=False)
-    return Reader.load(args.model, dtype=args.dtype, width=args.width, drafting=drafting, progress=True)
 
 
 def _tokenizer(model: str | None) -> Any:
@@ -284,7 +243,7 @@ def _reader_maker(args: argparse.Namespace, tokenizer: Any) -> Callable[[], Read
     from reader_rag.prompt import control_ids
     from reader_rag.settings import Drafting
 
-    sources = Drafting(sources=tuple(_names(args.sources))).sources  # refuses an unknown name
+    sources = Drafting(sources=tuple(names_of(args.sources))).sources  # refuses an unknown name
     forbidden, vocabulary = control_ids(tokenizer), len(tokenizer)
     return lambda: ReaderSystem(sources, forbidden=forbidden, vocabulary=vocabulary)
 
@@ -293,7 +252,7 @@ def _recordings(args: argparse.Namespace, tokenizer: Any) -> Any:
     from reader_rag.bench.recording import load_recordings
 
     ends = [tokenizer.eos_token_id]
-    return load_recordings(args.recordings, sets=_names(args.sets), limit=args.limit, ends=ends)
+    return load_recordings(args.recordings, sets=names_of(args.sets), limit=args.limit, ends=ends)
 
 
 def _learning(args: argparse.Namespace, tokenizer: Any) -> Learning:

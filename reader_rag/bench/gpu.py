@@ -22,7 +22,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen2Config
 
 from reader_rag.bench.rows import read_rows
-from reader_rag.bench.speed import machine
+from reader_rag.bench.speed import greedy_generate, machine
 from reader_rag.load import Loaded, load_model
 from reader_rag.reader import Reader
 from reader_rag.settings import Drafting, Sampling
@@ -144,21 +144,11 @@ def copy_bandwidth(device: torch.device, megabytes: int = 256) -> float:
 
 def generate_tokens_per_s(reader: Reader, prompt: Sequence[int], tokens: int, **options: Any) -> float:
     """transformers' greedy generate on the same weights, prefill left out by the difference of two lengths."""
-    ids = torch.tensor([list(prompt)], device=reader.device)
     seconds = []
     for count in (4, 4 + tokens):
         _wait(reader.device)
         start = time.perf_counter()
-        with torch.inference_mode():
-            reader.model.generate(
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
-                do_sample=False,
-                max_new_tokens=count,
-                min_new_tokens=count,
-                pad_token_id=0,
-                **options,
-            )
+        greedy_generate(reader, [prompt], count, min_new_tokens=count, **options)
         _wait(reader.device)
         seconds.append(time.perf_counter() - start)
     return tokens / max(seconds[1] - seconds[0], 1e-9)

@@ -55,27 +55,47 @@ class _Clock(StoppingCriteria):  # type: ignore[misc]
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
 
-def generate_run(reader: Reader, prompt: Sequence[int], max_tokens: int, *, lookup: bool = False) -> Run:
-    """transformers' greedy `generate` on the caller's own model object; with `lookup` its prompt lookup decoding."""
-    ids = torch.tensor([list(prompt)], device=reader.device)
-    clock = _Clock(len(prompt))
+def greedy_generate(
+    reader: Reader, prompts: Sequence[Sequence[int]], max_tokens: int, **options: Any
+) -> list[list[int]]:
+    """transformers' greedy `generate` on the caller's own model object: each prompt's new tokens, padded to the longest.
+
+    Several prompts are one batch, padded on the left. `options` go to `generate` too.
+    """
+    ends, longest = sorted(reader.eos), max(map(len, prompts))
+    pad = min(ends, default=0)
+    padded = [[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
+    mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
     with torch.inference_mode():
         out = reader.model.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
+            input_ids=torch.tensor(padded, device=reader.device),
+            attention_mask=torch.tensor(mask, device=reader.device),
             do_sample=False,
             temperature=None,
             top_p=None,
             top_k=None,
             repetition_penalty=1.0,  # a model's generation config may set one, and we are asked for plain greedy
             max_new_tokens=max_tokens,
-            eos_token_id=sorted(reader.eos),
-            pad_token_id=min(reader.eos, default=0),
-            stopping_criteria=StoppingCriteriaList([clock]),
-            **({"prompt_lookup_num_tokens": LOOKUP_TOKENS} if lookup else {}),
+            eos_token_id=ends,
+            pad_token_id=pad,
+            **options,
         )
+    tokens: list[list[int]] = out[:, longest:].tolist()
+    return tokens
+
+
+def generate_run(reader: Reader, prompt: Sequence[int], max_tokens: int, *, lookup: bool = False) -> Run:
+    """transformers' greedy `generate`; with `lookup` its prompt lookup decoding."""
+    clock = _Clock(len(prompt))
+    (new,) = greedy_generate(
+        reader,
+        [prompt],
+        max_tokens,
+        stopping_criteria=StoppingCriteriaList([clock]),
+        **({"prompt_lookup_num_tokens": LOOKUP_TOKENS} if lookup else {}),
+    )
     total = time.perf_counter() - clock.start
-    tokens = tuple(out[0, len(prompt) :].tolist())
+    tokens = tuple(new)
     text = reader.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return Run(text, tokens, clock.first_s, total - clock.first_s, len(tokens) - clock.first_tokens)
 

@@ -103,10 +103,11 @@ def grow(
     return _lay_out(tokens, parents, probs, states, chain_limit)
 
 
-def _lay_out(
-    tokens: list[int], parents: list[int], probs: list[float], states: list[State], chain_limit: int
-) -> Tree[State]:
-    """Moves the main chain to the front. Nodes come in the order of growth, so a first child is the likeliest."""
+def main_chain_first(parents: Sequence[int], chain_limit: int) -> tuple[list[int], list[int], int]:
+    """The layout of a draft: (nodes in their new order, their parents in it, nodes in the main chain).
+
+    The main chain is the path of first children; the other nodes keep their order behind it.
+    """
     chain: list[int] = []
     tip = -1
     for node, parent in enumerate(parents):
@@ -116,13 +117,20 @@ def _lay_out(
             chain.append(node)
             tip = node
     members = set(chain)
-    order = chain + [node for node in range(len(tokens)) if node not in members]
-    place = {node: slot for slot, node in enumerate(order)}
-    place[-1] = -1
+    order = chain + [node for node in range(len(parents)) if node not in members]
+    place = {node: slot for slot, node in enumerate(order)} | {-1: -1}
+    return order, [place[parents[node]] for node in order], len(chain)
+
+
+def _lay_out(
+    tokens: list[int], parents: list[int], probs: list[float], states: list[State], chain_limit: int
+) -> Tree[State]:
+    """Moves the main chain to the front. Nodes come in the order of growth, so a first child is the likeliest."""
+    order, placed, chain = main_chain_first(parents, chain_limit)
     return Tree(
         tokens=[tokens[node] for node in order],
-        parents=[place[parents[node]] for node in order],
+        parents=placed,
         probs=[probs[node] for node in order],
         states=[states[node] for node in order],
-        chain=len(chain),
+        chain=chain,
     )

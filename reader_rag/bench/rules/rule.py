@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reader_rag.draft import Draft
+from reader_rag.draft.tree import main_chain_first
 
 ROOT = -1
 
@@ -128,21 +129,11 @@ class NoDrafts:
 
 def lay_out(tokens: Sequence[int], parents: Sequence[int], chain_limit: int) -> Draft:
     """A Draft whose main chain is the path of first children; the other nodes keep their order behind it."""
-    chain: list[int] = []
-    tip = ROOT
-    for node, parent in enumerate(parents):
-        if len(chain) >= chain_limit:
-            break
-        if parent == tip:
-            chain.append(node)
-            tip = node
-    members = set(chain)
-    order = chain + [node for node in range(len(tokens)) if node not in members]
-    place = {node: slot for slot, node in enumerate(order)} | {ROOT: ROOT}
+    order, placed, chain = main_chain_first(parents, chain_limit)
     return Draft(
         tokens=[tokens[node] for node in order],
-        parents=[place[parents[node]] for node in order],
+        parents=placed,
         probs=[1.0] * len(order),  # rules rank, they do not estimate
         origins=[0] * len(order),
-        chain=len(chain),
+        chain=chain,
     )

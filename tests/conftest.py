@@ -13,6 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from llama_index_fakes import FakeReader
+    from store_fakes import HashingEmbedder
+
+    from llama_index.llms.reader_rag import ReaderLLM
     from reader_rag import Reader
 
 CHATML = (
@@ -111,3 +115,33 @@ def reader(tiny_model: Path, tmp_path: Path) -> Reader:
     from reader_rag import Reader
 
     return Reader.load(tiny_model, dtype="float32", device="cpu", cache_dir=tmp_path / "cache")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where a test's store goes; nothing is there yet."""
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def embedder() -> HashingEmbedder:
+    """An embedder without a model, for stores."""
+    from store_fakes import HashingEmbedder
+
+    return HashingEmbedder()
+
+
+@pytest.fixture
+def fake() -> FakeReader:
+    """A Reader without a model, for the LlamaIndex face."""
+    from llama_index_fakes import FakeReader
+
+    return FakeReader()
+
+
+@pytest.fixture
+def llm(fake: FakeReader) -> ReaderLLM:
+    """The LlamaIndex face over `fake`."""
+    from llama_index.llms.reader_rag import ReaderLLM
+
+    return ReaderLLM(reader=fake)

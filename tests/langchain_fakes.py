@@ -1,5 +1,6 @@
 """What the tests of the LangChain faces share: a Reader of forty lines, a store, a log of callbacks."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
@@ -141,3 +142,21 @@ def text_of(output: Any) -> str:
 
 async def collect(stream: AsyncIterator[Any]) -> str:
     return "".join([text_of(chunk) async for chunk in stream])
+
+
+async def ticks(work: Any, every: float = 0.005) -> tuple[int, Any]:
+    """How often a task that wants the loop `every` some seconds got it while `work` ran, and what `work` gave."""
+    count = 0
+
+    async def tick() -> None:
+        nonlocal count
+        while True:
+            await asyncio.sleep(every)
+            count += 1
+
+    ticker = asyncio.create_task(tick())
+    try:
+        result = await work
+    finally:
+        ticker.cancel()
+    return count, result

@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 import torch
+
+pytest.importorskip("llama_index.core")
+
+from llama_index.core import Settings
+
+from llama_index.llms.reader_rag import ReaderLLM
 
 if TYPE_CHECKING:
     from reader_rag import Reader
@@ -37,6 +44,16 @@ class WordEmbedder:
         return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
     encode_document = encode_query
+
+
+def as_default(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> ReaderLLM:
+    """A face over `reader` as LlamaIndex's default, with the reader's own tokenizer for all counts, until the test ends."""
+    llm = ReaderLLM(reader=reader, max_tokens=12)
+    for name in ("_llm", "_tokenizer", "_callback_manager"):
+        monkeypatch.setattr(Settings, name, None)
+    monkeypatch.setattr("llama_index.core.global_tokenizer", None)
+    Settings.llm, Settings.tokenizer = llm, reader.encode
+    return llm
 
 
 class Says:

@@ -7,25 +7,7 @@ import pytest
 
 pytest.importorskip("langchain_core")
 
-from langchain_fakes import ANSWER, FakeReader, collect, faces, text_of
-
-
-async def ticks(work: Any) -> tuple[int, Any]:
-    """How often a task that wants the loop every 5 ms got it while `work` ran, and what `work` gave."""
-    count = 0
-
-    async def tick() -> None:
-        nonlocal count
-        while True:
-            await asyncio.sleep(0.005)
-            count += 1
-
-    ticker = asyncio.create_task(tick())
-    try:
-        result = await work
-    finally:
-        ticker.cancel()
-    return count, result
+from langchain_fakes import ANSWER, FakeReader, collect, faces, text_of, ticks
 
 
 async def closed(fake: FakeReader) -> None:

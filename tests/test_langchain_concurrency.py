@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("langchain_core")
 
-from langchain_fakes import FakeReader, collect, faces, text_of
+from langchain_fakes import FakeReader, collect, faces, text_of, ticks
 
 from reader_rag import Reader
 
@@ -106,21 +106,11 @@ async def test_an_error_inside_one_request_reaches_its_consumer_alone(face: Any,
 
 @faces
 async def test_the_event_loop_keeps_ticking_while_a_model_runs(face: Any, live: Reader) -> None:
-    model, ticks = face(reader=live, max_tokens=150), 0
-
-    async def tick() -> None:
-        nonlocal ticks
-        while True:
-            await asyncio.sleep(0.001)
-            ticks += 1
-
-    ticker = asyncio.create_task(tick())
-    await model.ainvoke(QUESTIONS[0])
-    invoked = ticks
-    await collect(model.astream(QUESTIONS[0]))
-    ticker.cancel()
+    model = face(reader=live, max_tokens=150)
+    invoked, _ = await ticks(model.ainvoke(QUESTIONS[0]), every=0.001)
+    streamed, _ = await ticks(collect(model.astream(QUESTIONS[0])), every=0.001)
     assert invoked > 5
-    assert ticks - invoked > 5
+    assert streamed > 5
 
 
 @faces

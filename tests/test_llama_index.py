@@ -41,16 +41,6 @@ from reader_rag.errors import MissingExtraError
 from reader_rag.spans import Span
 
 
-@pytest.fixture
-def fake() -> FakeReader:
-    return FakeReader()
-
-
-@pytest.fixture
-def llm(fake: FakeReader) -> ReaderLLM:
-    return ReaderLLM(reader=fake)
-
-
 def test_it_is_a_function_calling_llm_that_implements_every_method() -> None:
     assert issubclass(ReaderLLM, FunctionCallingLLM)
     assert not issubclass(ReaderLLM, CustomLLM)  # whose async methods block, and whose chat is counted twice

@@ -19,7 +19,7 @@ from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.response_synthesizers import ResponseMode
 from llama_index.core.schema import TextNode
-from llama_index_corpus import QUESTION, TEXTS, WordEmbedder
+from llama_index_corpus import QUESTION, TEXTS, WordEmbedder, as_default
 
 from llama_index.llms.reader_rag import ReaderLLM, ReaderRetriever, watch
 from reader_rag.store import Chunk, Store
@@ -37,13 +37,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def llm(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> ReaderLLM:
-    """The tiny model as LlamaIndex's default, with its own tokenizer for all counts."""
-    llm = ReaderLLM(reader=reader, max_tokens=12)
-    for name in ("_llm", "_tokenizer", "_callback_manager"):
-        monkeypatch.setattr(Settings, name, None)
-    monkeypatch.setattr("llama_index.core.global_tokenizer", None)
-    Settings.llm, Settings.tokenizer = llm, reader.encode
-    return llm
+    return as_default(reader, monkeypatch)
 
 
 @pytest.mark.parametrize("mode", [ResponseMode.COMPACT, ResponseMode.REFINE, ResponseMode.TREE_SUMMARIZE])

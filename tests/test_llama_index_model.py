@@ -9,10 +9,9 @@ import pytest
 
 pytest.importorskip("llama_index.core")
 
-from llama_index.core import Settings
 from llama_index.core.llms import ChatMessage
 from llama_index.core.schema import TextNode
-from llama_index_corpus import QUESTION, TEXTS
+from llama_index_corpus import QUESTION, TEXTS, as_default
 
 from llama_index.llms.reader_rag import ReaderLLM
 from reader_rag.errors import PromptError
@@ -24,13 +23,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def llm(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> ReaderLLM:
-    """The tiny model as LlamaIndex's default, with its own tokenizer for all counts."""
-    llm = ReaderLLM(reader=reader, max_tokens=12)
-    for name in ("_llm", "_tokenizer", "_callback_manager"):
-        monkeypatch.setattr(Settings, name, None)
-    monkeypatch.setattr("llama_index.core.global_tokenizer", None)
-    Settings.llm, Settings.tokenizer = llm, reader.encode
-    return llm
+    return as_default(reader, monkeypatch)
 
 
 def test_every_method_gives_what_the_reader_gives(llm: ReaderLLM, reader: Reader) -> None:

@@ -22,16 +22,6 @@ from reader_rag.settings import Drafting
 from reader_rag.store import Chunk
 
 
-@pytest.fixture
-def fake() -> FakeReader:
-    return FakeReader()
-
-
-@pytest.fixture
-def llm(fake: FakeReader) -> ReaderLLM:
-    return ReaderLLM(reader=fake)
-
-
 def test_options_of_a_call_override_those_of_the_model(fake: FakeReader) -> None:
     llm = ReaderLLM(reader=fake, max_tokens=64, temperature=0.7, stop="END", seed=3, repetition_penalty=1.1)
     llm.complete("Why?")

@@ -17,16 +17,6 @@ from reader_rag.errors import PromptError, SettingsError
 from reader_rag.store import Chunk
 
 
-@pytest.fixture
-def fake() -> FakeReader:
-    return FakeReader()
-
-
-@pytest.fixture
-def llm(fake: FakeReader) -> ReaderLLM:
-    return ReaderLLM(reader=fake)
-
-
 @pytest.mark.parametrize("method", ["complete", "stream_complete", "acomplete", "astream_complete"])
 def test_a_plain_prompt_enters_the_template_as_one_user_message(
     llm: ReaderLLM, fake: FakeReader, method: str

@@ -19,16 +19,6 @@ from llama_index.llms.reader_rag import ReaderLLM
 from reader_rag.errors import PromptError
 
 
-@pytest.fixture
-def fake() -> FakeReader:
-    return FakeReader()
-
-
-@pytest.fixture
-def llm(fake: FakeReader) -> ReaderLLM:
-    return ReaderLLM(reader=fake)
-
-
 @pytest.mark.parametrize("method", ALL)
 def test_an_error_of_the_engine_reaches_the_caller(method: str) -> None:
     fake = FakeReader(fail_after=3)

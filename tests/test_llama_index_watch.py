@@ -20,16 +20,6 @@ from llama_index.llms.reader_rag import ReaderLLM, watch
 
 
 @pytest.fixture
-def fake() -> FakeReader:
-    return FakeReader()
-
-
-@pytest.fixture
-def llm(fake: FakeReader) -> ReaderLLM:
-    return ReaderLLM(reader=fake)
-
-
-@pytest.fixture
 def index() -> VectorStoreIndex:
     nodes = [
         TextNode(id_="a", text="A loop may end.", metadata={"file": "for.md"}),

@@ -18,16 +18,6 @@ from reader_rag.store import Chunk, Store
 from reader_rag.store import index as index_module
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def embedder() -> HashingEmbedder:
-    return HashingEmbedder()
-
-
 def test_a_reopened_store_gives_the_same_hits_without_rebuilding(
     folder: Path, embedder: HashingEmbedder, caplog: pytest.LogCaptureFixture
 ) -> None:

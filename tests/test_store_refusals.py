@@ -16,16 +16,6 @@ from reader_rag.errors import SettingsError, StoreError
 from reader_rag.store import Chunk, GivenVectors, Store
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def embedder() -> HashingEmbedder:
-    return HashingEmbedder()
-
-
 def test_a_store_made_by_another_embedder_is_refused(folder: Path, embedder: HashingEmbedder) -> None:
     with Store.open(folder, embedder) as store:
         store.add(chunks_of())

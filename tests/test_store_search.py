@@ -17,16 +17,6 @@ from reader_rag.store import vectors as vectors_module
 from reader_rag.store.vectors import FaissVectors, MatrixVectors, diverse, nearest
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def embedder() -> HashingEmbedder:
-    return HashingEmbedder()
-
-
 @pytest.mark.parametrize("faiss", [True, False])
 def test_search_gives_the_cosine_order_of_brute_force(
     folder: Path, embedder: HashingEmbedder, faiss: bool, monkeypatch: pytest.MonkeyPatch

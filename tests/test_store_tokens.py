@@ -13,16 +13,6 @@ from reader_rag.errors import StoreError
 from reader_rag.store import Store
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def embedder() -> HashingEmbedder:
-    return HashingEmbedder()
-
-
 def test_token_arrays_are_int32_and_encoded_once_per_tokenizer(
     folder: Path, embedder: HashingEmbedder
 ) -> None:

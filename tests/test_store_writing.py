@@ -14,16 +14,6 @@ from store_fakes import TEXTS, HashingEmbedder, chunks_of, found, state
 from reader_rag.store import Chunk, GivenVectors, Store
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def embedder() -> HashingEmbedder:
-    return HashingEmbedder()
-
-
 def test_adding_a_known_id_replaces_its_chunk_everywhere(folder: Path, embedder: HashingEmbedder) -> None:
     with Store.open(folder, embedder) as store:
         store.add([Chunk("a", "apple pie", {"n": 1}), Chunk("b", "river bank")])

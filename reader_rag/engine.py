@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from reader_rag.cache import write_text
 from reader_rag.device import free_bytes
 from reader_rag.load import Loaded, model_fingerprint
 from reader_rag.verify.attention import use_grouped_attention
-from reader_rag.verify.calibrate import best_rows, best_width, pass_seconds, seconds_of
+from reader_rag.verify.calibrate import best_rows, best_width, pass_seconds, prompt_evidence_pays, seconds_of
 from reader_rag.verify.forward import FixedForward
 from reader_rag.verify.kernels import fits_half, forms_for, packed_bytes, packed_copy, packing_gains, twin_of
 from reader_rag.verify.lean import LeanDecoder, is_lean
@@ -34,6 +34,7 @@ class Engine:
     """A model in the form in which passes run, and why.
 
     mode: "exact", "throughput" or "plain"; `reason` says why it is not what was asked for. pass_seconds: the cost curve, by tokens.
+    prompt_evidence: whether knowing what the model expects at the prompt's positions saves more than it costs.
     """
 
     forward: FixedForward | PlainForward
@@ -42,6 +43,7 @@ class Engine:
     pass_seconds: dict[int, float]
     mode: str
     reason: str | None = None
+    prompt_evidence: bool = False
 
     def seconds_of(self, tokens: int) -> float:
         """Seconds of a pass of `tokens`."""
@@ -63,7 +65,7 @@ def build_engine(
             reason = f"its configuration names no attention layers ({error})"
             break
         if reason is None:
-            return engine
+            return replace(engine, prompt_evidence=_prompt_evidence(engine, book))
         log.info("%s with %s kernels: %s", loaded.name, kernels, reason)
     if rows is not None and rows > 1:
         log.warning("%s runs one request per pass instead of %d: %s", loaded.name, rows, reason)
@@ -110,6 +112,17 @@ def _engine(
         if rows is None and net is not loaded.model and loaded.device.type != "cpu":
             forward.rows = best_rows(seconds, forward.width)
     return Engine(forward, fingerprint, kernels, seconds, "exact" if exact else "throughput")
+
+
+def _prompt_evidence(engine: Engine, book: Calibration) -> bool:
+    forward = engine.forward
+    assert isinstance(forward, FixedForward)
+    name = f"prompt_evidence_{engine.kernels}_{forward.rows}x{forward.width}"
+    pays = book.get(name)
+    if pays is None:
+        pays = prompt_evidence_pays(forward)
+        book.put(name, pays)
+    return bool(pays)
 
 
 def _chunk(loaded: Loaded) -> int:

@@ -32,8 +32,6 @@ from reader_rag.verify.sampling import top_evidence
 
 log = logging.getLogger("reader_rag")
 
-EVIDENCE = 8
-"""Top tokens kept of every computed position: the model's soft evidence."""
 GIB = 1 << 30
 AHEAD = 16
 """Steps that a streamed request may be ahead of its consumer; then others get its turn."""
@@ -195,7 +193,7 @@ class Loop:
             request.arena, request.tokens[start:stop], start, want_logits=request.wants_evidence
         )
         if logits is not None:
-            _, ids, probs = top_evidence(logits, EVIDENCE)
+            _, ids, probs = top_evidence(logits)
             request.evidence.ids.extend(ids)
             request.evidence.probs.extend(probs)
         request.known = stop
@@ -231,7 +229,7 @@ class Loop:
         began = time.perf_counter()
         decode = self.forward.decode if self._seconds is None else self.forward.decode_free  # type: ignore[union-attr]
         outputs = decode(jobs)
-        found = [top_evidence(logits, EVIDENCE) for logits in outputs]
+        found = [top_evidence(logits) for logits in outputs]
         seconds = time.perf_counter() - began
 
         # 4. Walk each tree with the target's own choices, commit, learn, stream.

@@ -62,8 +62,8 @@ class PrefixCache:
     ) -> tuple[Arena, int, PromptEvidence] | None:
         """An arena with the KV of the first n of `tokens`, that n, and the evidence of these; None where nothing fits.
 
-        n is a multiple of the prefill chunk, or all of `tokens`. The kept arena itself is handed over when most of it
-        serves; otherwise its head is copied and it stays for others.
+        n is a multiple of the prefill chunk, or all of `tokens` where the same were kept: a shorter last chunk has a shape
+        of its own. The kept arena itself is handed over when most of it serves; otherwise its head is copied and it stays for others.
         """
         array = np.array(tokens)
         best, reach = None, 0
@@ -71,7 +71,8 @@ class PrefixCache:
             if kept.scope != scope:
                 continue
             common = _common(kept.tokens, array)
-            usable = common if common == len(array) else common // self._chunk * self._chunk
+            same = common == len(array) == len(kept.tokens)
+            usable = common if same else common // self._chunk * self._chunk
             if usable > reach and (len(kept.evidence) >= usable or not wants_evidence):
                 best, reach = kept, usable
         if best is None:

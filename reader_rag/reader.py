@@ -34,6 +34,8 @@ from reader_rag.verify.sampling import Sampler
 PREFIX_BYTES = 512 << 20
 """KV of finished requests that is kept for prompts which begin the same way."""
 ENCODED_CHUNKS = 4096
+LESSON = Drafting(sources=("ngrams",), prompt_evidence=True)
+"""`learn` reads a text for what the model expects in it."""
 
 Prompt = str | Sequence[int] | Sequence[dict[str, Any]]
 
@@ -74,6 +76,7 @@ class Reader:
         self.drafting = drafting or Drafting()
         self.mode, self.mode_reason = engine.mode, engine.reason
         self.kernels, self.pass_seconds = engine.kernels, engine.pass_seconds
+        self.prompt_evidence = engine.prompt_evidence
         self.context_length = context_length(loaded.model.config, context)
         self._forward = engine.forward
         self._eos = eos_ids(loaded.model, loaded.tokenizer)
@@ -262,7 +265,7 @@ class Reader:
         for start in range(0, len(tokens), self.context_length - 1):
             part = tokens[start : start + self.context_length - 1]
             if len(part) > 1:
-                request = self._open(part, drafting=Drafting(sources=("ngrams",)), scope=scope)
+                request = self._open(part, drafting=LESSON, scope=scope)
                 request.budget = 0
                 for _ in self._run(request):
                     pass
@@ -330,6 +333,7 @@ class Reader:
             forbidden=self._control,
             vocabulary=self._vocabulary,
         )
+        wanted = drafting.prompt_evidence
         stats = Stats(
             prompt_tokens=len(tokens),
             mode=self.mode,
@@ -349,7 +353,7 @@ class Reader:
             stats=stats,
             chunks=(*given, *memory.recent(exclude={chunk.id for chunk in given})),
             started=started,
-            wants_evidence=drafting.prompt_evidence and bool(sources),
+            wants_evidence=bool(sources) and (self.prompt_evidence if wanted is None else wanted),
         )
 
     def _remember(self, request: Request) -> None:

@@ -114,7 +114,7 @@ class Drafting:
                 least recently used go first
     persist     whether the statistics outlive the process, in the user's cache folder
     prompt_evidence  whether the model's expectations at the prompt's own positions are kept too: better drafts for a
-                slower first token (the output matrix over the prompt)
+                slower first token (the output matrix over the prompt); None is what pays on this machine, measured at load
     """
 
     sources: tuple[Any, ...] = SOURCES
@@ -122,7 +122,7 @@ class Drafting:
     ngram_bytes: int = 64 * MIB
     answer_bytes: int = 32 * MIB
     persist: bool = True
-    prompt_evidence: bool = True
+    prompt_evidence: bool | None = None
 
     def __post_init__(self) -> None:
         given = (self.sources,) if isinstance(self.sources, str) else self.sources
@@ -140,8 +140,11 @@ class Drafting:
             size = _integer(name, getattr(self, name))
             _require(size >= 0, name, size, "use a number of bytes, 0 or above")
             object.__setattr__(self, name, size)
-        for name in ("persist", "prompt_evidence"):
-            _require(isinstance(getattr(self, name), bool), name, getattr(self, name), "use True or False")
+        _require(isinstance(self.persist, bool), "persist", self.persist, "use True or False")
+        known = self.prompt_evidence
+        _require(
+            known is None or isinstance(known, bool), "prompt_evidence", known, "use True, False or None"
+        )
 
 
 def _is_source(given: Any) -> bool:

@@ -163,6 +163,28 @@ def test_passes_agree_with_the_models_own_forward_also_past_a_sliding_window(kin
     assert torch.allclose(branch[[0, 1, 3]], want[80:83], atol=1e-3, rtol=1e-3)
 
 
+def test_a_prompts_last_chunk_is_only_as_long_as_it_must_be():
+    model = tiny()
+    forward = forward_of(model)
+    forward.chunk = 128
+    shapes = []
+    forward.model.register_forward_pre_hook(
+        lambda net, args, given: shapes.append(given["input_ids"].shape[1]), with_kwargs=True
+    )
+    prompt = [random.Random(1).randrange(300) for _ in range(300)]
+    logits = []
+    for length in (100, 128, 130, 290):
+        arena = forward.new_arena()
+        for start in range(0, length, forward.chunk):
+            logits = forward.prefill(
+                arena, prompt[start : min(start + forward.chunk, length)], start, want_logits=True
+            )
+    assert shapes == [128, 128, 128, 32, 128, 128, 64]
+    with torch.inference_mode():
+        wanted = model(input_ids=torch.tensor([prompt[:290]])).logits[0, 256:]
+    assert torch.allclose(logits, wanted, atol=1e-3)
+
+
 def test_leftovers_of_a_rejected_draft_change_nothing():
     forward = forward_of(tiny())
     prompt = list(range(1, 21))

@@ -281,6 +281,16 @@ def test_the_same_prompt_again_needs_no_prefill(batch_reader):
     assert two.stats.prefill_s == 0
 
 
+def test_a_prompt_that_another_one_began_with_reads_its_last_chunk_itself(batch_reader):
+    """A shorter last chunk is a pass of another shape: its KV is not what the longer prompt left."""
+    longer = [5 + (7 * i) % 400 for i in range(300)]
+    batch_reader.forget()
+    batch_reader.generate(longer, sampling=Sampling(max_tokens=1))
+    for length, reused in ((257, 256), (230, 128), (100, 0)):
+        shorter = batch_reader.generate(longer[:length], sampling=Sampling(max_tokens=1))
+        assert shorter.stats.reused_tokens == reused
+
+
 def test_a_shared_head_is_copied_and_both_tails_stay_right(batch_reader):
     head = [9 + (3 * i) % 300 for i in range(140)]
     tails = [[400 + i] * 200 for i in range(3)]

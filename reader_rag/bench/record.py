@@ -18,7 +18,7 @@ from reader_rag.bench.systems import ReaderSystem
 from reader_rag.draft import Draft
 from reader_rag.prompt import chunk_encodings
 from reader_rag.reader import Reader
-from reader_rag.settings import Sampling
+from reader_rag.settings import Drafting, Sampling
 
 
 class Listener:
@@ -85,7 +85,11 @@ def record(
         chunks = tuple(tuple(way) for c in row.chunks for way in chunk_encodings(reader.tokenizer, c.text))
         listener: Any = Listener(system.open(prompt, chunks))
         answer = reader.generate(
-            prompt, sampling=Sampling(max_tokens=max_tokens), chunks=row.chunks, drafter=listener
+            prompt,
+            sampling=Sampling(max_tokens=max_tokens),
+            chunks=row.chunks,
+            drafting=Drafting(prompt_evidence=True),
+            drafter=listener,
         )
         evidence: tuple[Any, Any] = (None, None)
         if len(listener.ids) == len(prompt) - 1 + len(answer.tokens):

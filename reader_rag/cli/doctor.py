@@ -114,6 +114,7 @@ def default_engine(load: bool) -> dict[str, Any]:
                 "rows": reader.rows,
                 "kernels": reader.kernels,
                 "pass_ms": {size: round(1000 * s, 1) for size, s in reader.pass_seconds.items()},
+                "prompt_evidence": reader.prompt_evidence,
                 "mode": reader.mode,
                 "mode_reason": reader.mode_reason,
                 "context_length": reader.context_length,

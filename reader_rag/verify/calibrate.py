@@ -1,4 +1,4 @@
-"""The cost curve: seconds of a decoding pass by width, and the width that it recommends."""
+"""The cost curve: seconds of a decoding pass by width, the width that it recommends, and whether the prompt's evidence pays."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import torch
 
 from reader_rag.verify.forward import FixedForward, Job
+from reader_rag.verify.sampling import EVIDENCE, top_evidence
 
 WIDTHS = (4, 8, 16, 32, 64)
 SIZES = (1, 2, 4, 8, 16, 32, 64)
@@ -21,6 +22,11 @@ EXPECTED_TOKENS: Mapping[int, float] = {4: 1.89, 8: 2.28, 16: 2.61, 32: 2.88, 64
 """Tokens per pass by width: 80 recorded rag and summarization answers of Spec-Bench, replayed cold (docs/log.md has the command).
 
 Only the ratios matter here."""
+PROMPT_EVIDENCE_GAIN: Mapping[int, float] = {4: 1.017, 8: 1.052, 16: 1.079, 32: 1.106, 64: 1.117}
+"""By width, how many times as many tokens a pass gives when the model's expectations at the prompt's positions are known too: the same
+answers, replayed with and without these rows."""
+USUAL_PROMPT, USUAL_ANSWER = 1000, 128
+"""Tokens of the RAG request for which the output matrix over the prompt must pay."""
 NEARLY_FREE = 1.25
 """More rows are taken by default while a pass costs at most this many times one of a single row."""
 
@@ -34,11 +40,40 @@ def pass_seconds(forward: FixedForward, rounds: int = 4) -> dict[int, float]:
         for size in sizes:
             start = time.perf_counter()
             forward.decode_free([Job(arena, CONTEXT, [0] * size, [-1] * (size - 1))])
-            if forward.device.type == "cuda":
-                torch.cuda.synchronize(forward.device)
+            _synchronize(forward)
             if turn:
                 seconds[size] = min(seconds[size], time.perf_counter() - start)
     return seconds
+
+
+def prompt_evidence_pays(forward: FixedForward, rounds: int = 2) -> bool:
+    """Whether the passes that the prompt's evidence saves take longer than the output matrix over the prompt; measured.
+
+    Decided once for a usual request, not for each: read prompts are reused by later requests only where these want the same.
+    """
+    arena, tokens = forward.new_arena(), [0] * forward.chunk
+    with_evidence = without = a_pass = float("inf")
+    for _ in range(rounds):
+        start = time.perf_counter()
+        forward.prefill(arena, tokens, 0, want_logits=False)
+        _synchronize(forward)
+        read = time.perf_counter()
+        top_evidence(forward.prefill(arena, tokens, 0, want_logits=True), EVIDENCE)
+        listened = time.perf_counter()
+        forward.decode([Job(arena, CONTEXT, [0], [])])
+        _synchronize(forward)
+        without, with_evidence = min(without, read - start), min(with_evidence, listened - read)
+        a_pass = min(a_pass, time.perf_counter() - listened)
+    width = max((w for w in WIDTHS if w <= forward.width), default=None)
+    if width is None:  # hardly a draft
+        return False
+    saved = USUAL_ANSWER / EXPECTED_TOKENS[width] * (PROMPT_EVIDENCE_GAIN[width] - 1)
+    return (with_evidence - without) / forward.chunk * USUAL_PROMPT < saved * a_pass
+
+
+def _synchronize(forward: FixedForward) -> None:
+    if forward.device.type == "cuda":
+        torch.cuda.synchronize(forward.device)
 
 
 def seconds_of(seconds: Mapping[int, float], tokens: int) -> float:

@@ -1,7 +1,8 @@
 """Fixed-shape passes: every forward pass is a function of absolute position only (docs/losslessness.md, rules 1 and 2).
 
-Decoding passes are always [rows * width], prefill chunks always [chunk] at positions that are multiples of `chunk`; the keys that a
-token sees depend only on the bucket of its row's first position. No other shape ever reaches the model in exact mode, so a kernel
+Decoding passes are always [rows * width], prefill chunks always [chunk] at positions that are multiples of `chunk`, but for a prompt's
+last one, whose shape depends on the prompt's length alone; the keys that a token sees depend only on the bucket of its row's first
+position. No other shape ever reaches the model in exact mode, so a kernel
 that rounds the same way for the same shape gives the same bits for the same token, whatever was drafted around it and whatever its
 neighbours do. `decode_free` is the pass of throughput mode, which takes as many tokens as it is given.
 """
@@ -21,6 +22,8 @@ from torch import nn
 from reader_rag.verify.arena import GROWTH, Arena, PassCache, Stretch
 
 SMALLEST_BUCKET = 256
+TAIL_STEP = 32
+"""A prompt's last chunk is padded to a multiple of this many tokens."""
 
 
 def bucket_edge(position: int) -> int:
@@ -103,17 +106,21 @@ class FixedForward:
     def prefill(
         self, arena: Arena, tokens: Sequence[int], start: int, *, want_logits: bool
     ) -> torch.Tensor | None:
-        """One chunk of at most C prompt tokens at `start`, a multiple of C; logits [len(tokens), vocabulary] if wanted."""
-        count, chunk = len(tokens), self.chunk
-        view = bucket_edge(start + chunk - 1)
+        """One chunk of at most C prompt tokens at `start`, a multiple of C; logits [len(tokens), vocabulary] if wanted.
+
+        Fewer than C tokens must be the prompt's last: the shape is then a function of the prompt's length, whatever came before.
+        """
+        count = len(tokens)
+        size = min(self.chunk, -(-count // TAIL_STEP) * TAIL_STEP)
+        view = bucket_edge(start + size - 1)
         arena.reserve(view)
-        mask = np.zeros((chunk, view), dtype=bool)
+        mask = np.zeros((size, view), dtype=bool)
         mask[:, :start] = True
-        mask[:, start : start + chunk] = np.tri(chunk, dtype=bool)
-        ids = np.zeros(chunk, dtype=np.int64)
+        mask[:, start : start + size] = np.tri(size, dtype=bool)
+        ids = np.zeros(size, dtype=np.int64)
         ids[:count] = tokens
-        stretch = Stretch(arena, start, chunk, view)
-        block = _Block(stretch, ids, np.arange(start, start + chunk), mask, np.arange(view))
+        stretch = Stretch(arena, start, size, view)
+        block = _Block(stretch, ids, np.arange(start, start + size), mask, np.arange(view))
         logits = self._call(self.model, [block], keep=0 if want_logits else 1)
         return logits[:count] if want_logits else None
 

@@ -30,6 +30,8 @@ SHORTLIST = 1024
 """Most probable tokens that top_p looks at first; sorting a whole vocabulary costs milliseconds."""
 BLOCKS = 256
 """Rows that a vocabulary is folded into to find its largest entries."""
+EVIDENCE = 8
+"""Top tokens kept of every computed position: the model's soft evidence."""
 ROWS = 16
 """Positions whose evidence is computed at a time."""
 
@@ -194,7 +196,9 @@ def _argmax(rows: torch.Tensor) -> list[int]:
     return [int(i) for i in rows.detach().float().numpy().argmax(-1)]
 
 
-def top_evidence(logits: torch.Tensor, k: int = 8) -> tuple[list[int], list[list[int]], list[list[float]]]:
+def top_evidence(
+    logits: torch.Tensor, k: int = EVIDENCE
+) -> tuple[list[int], list[list[int]], list[list[float]]]:
     """What the model says at each position: (argmax [n], ids of the k most probable tokens [n][k], their probabilities).
 
     logits [n, V] of any dtype, computed in float32. Each row is sorted by falling probability, then rising id; the argmax is torch's.

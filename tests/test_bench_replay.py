@@ -12,9 +12,10 @@ import pytest
 
 from reader_rag.bench.curve import counts_up_to, curve
 from reader_rag.bench.engine_replay import feed, replay
+from reader_rag.bench.leave_out import shares, tallies_without_own
 from reader_rag.bench.record import record
 from reader_rag.bench.recording import Recording, load_recordings, save_recording
-from reader_rag.bench.replay import replay_answers, replay_recordings, report, shares
+from reader_rag.bench.replay import replay_answers, replay_recordings, report
 from reader_rag.bench.rules.rule import NoDrafts, RuleDrafter
 from reader_rag.bench.rules.suffixes import SuffixCopy, SuffixTrees
 from reader_rag.bench.runs import Learning, tallies_of
@@ -237,20 +238,22 @@ def data(tmp_path: Path) -> Path:
 
 
 class Spy(ReaderSystem):
-    """Notes which answers each system had learned from when it was copied for a test."""
+    """Notes what it had learned from at every request that was only tested: one that is learned from is closed, too."""
 
-    copies: list[list[tuple[int, ...]]]
-
-    def __init__(self, log: list[list[tuple[int, ...]]]) -> None:
+    def __init__(self, log: list[list[tuple[int, ...]]], learned: Sequence[tuple[int, ...]] = ()) -> None:
         super().__init__(("context",))
-        self.log, self.learned = log, list[tuple[int, ...]]()
+        self.log, self.learned = log, list(learned)
+
+    def open(self, prompt: tuple[int, ...], chunks: Sequence[tuple[int, ...]] = ()) -> Any:
+        self.log.append(list(self.learned))
+        return super().open(prompt, chunks)
 
     def close(self, prompt: tuple[int, ...], output: tuple[int, ...]) -> None:
+        self.log.pop()
         self.learned.append(output)
 
     def copy(self) -> ReaderSystem:
-        self.log.append(list(self.learned))
-        return ReaderSystem(("context",))
+        return Spy(self.log, self.learned)
 
 
 def test_nothing_is_learned_from_the_same_conversation_or_from_near_duplicates(
@@ -269,11 +272,25 @@ def test_nothing_is_learned_from_the_same_conversation_or_from_near_duplicates(
     assert sorted(map(sorted, warm)) == sorted(
         [sorted([plain["b1"], same])] * 2 + [sorted([same, plain["a2"]])] * 2
     )
-    assert [same in learned for learned in warm] == [True] * 4
-    assert sum(same in learned for learned in strict) == 2, "only the other turns may learn the copied answer"
+    assert strict == [[plain["b1"]], [plain["a2"]]], (
+        "the two copies only: the other turns have nothing to leave out"
+    )
     assert {"warm", "warm_without_near_duplicates"} <= set(result)
     assert result["rows"] == result["warm"]["answers"] == 4
     assert "warm_without_near_duplicates" in report(result)
+
+
+@pytest.mark.parametrize("talks", [1, 2, 5, 8])
+def test_every_answer_is_tested_once_after_all_answers_of_other_conversations(talks: int) -> None:
+    log: list[list[tuple[int, ...]]] = []
+    tests = [recording([50 + n], [n, 60, 61], name=f"talk-{n:03d}") for n in range(2 * talks)]
+    homes = [str(n % talks) for n in range(2 * talks)]
+    tallies = tallies_without_own(tests, homes, lambda: Spy(log), 4)
+    assert [tally.tokens for tally in tallies] == [3] * (2 * talks)
+    known = sorted(sorted(answer[0] for answer in learned) for learned in log)
+    assert known == sorted(
+        [n for n in range(2 * talks) if n % talks != talk] for talk in list(range(talks)) * 2
+    )
 
 
 def test_near_duplicates_are_told_by_their_8_grams() -> None:

@@ -8,18 +8,15 @@ from typing import Any
 
 from tqdm import tqdm
 
-from reader_rag.bench.engine_replay import Tally, replay, total
-from reader_rag.bench.recording import Recording, Tokens
+from reader_rag.bench.engine_replay import Tally, total
+from reader_rag.bench.leave_out import tallies_without_duplicates, tallies_without_own
+from reader_rag.bench.recording import Recording
 from reader_rag.bench.rows import Row, read_rows
 from reader_rag.bench.rules.suffixes import PromptLookup
 from reader_rag.bench.runs import COLD, Learning, Maker, tallies_of
-from reader_rag.bench.systems import ReaderSystem, RuleSystem, learn
+from reader_rag.bench.systems import ReaderSystem, RuleSystem
 from reader_rag.errors import SettingsError
 from reader_rag.prompt import chunk_encodings, encode_prompt, encode_text
-
-GRAM = 8
-DUPLICATE = 0.5
-"""An answer that shares more than this of another's 8-grams is its near-duplicate."""
 
 Answered = tuple[Row, Recording]
 
@@ -77,11 +74,15 @@ def replay_answers(
         for name, given in answers.items():
             recordings = [recording for _, recording in given]
             labels = [(name, row.set) for row, _ in given]
+            conversations = [row.conversation for row, _ in given]
             for mode in modes:
+                bar.set_postfix_str(f"{name}, {mode}")
                 if mode == "cold":
                     done = tallies_of(recordings, make, width, progress=bar)
+                elif mode == "warm":
+                    done = tallies_without_own(recordings, conversations, make, width, bar)
                 else:
-                    done = _run_warm(given, make, width, strict=mode != "warm", progress=bar)
+                    done = tallies_without_duplicates(recordings, conversations, make, width, done, bar)
                 tallies[mode] += [(*label, tally) for label, tally in zip(labels, done, strict=True)]
             looked_up = tallies_of(recordings, lambda: RuleSystem(PromptLookup(width - 1)), width)
             baseline += [(*label, tally) for label, tally in zip(labels, looked_up, strict=True)]
@@ -89,48 +90,6 @@ def replay_answers(
     for mode in modes[1:]:
         result[mode] = summary(tallies[mode], baseline)
     return result
-
-
-def _run_warm(
-    given: Sequence[Answered],
-    make: Callable[[], ReaderSystem],
-    width: int,
-    *,
-    strict: bool,
-    progress: tqdm[Any],
-) -> list[Tally]:
-    lessons: dict[tuple[int, ...], list[int]] = {}
-    grams = [_grams(recording.output) for _, recording in given]
-    for number, (row, _) in enumerate(given):
-        others = tuple(
-            other
-            for other, (far, _) in enumerate(given)
-            if far.conversation != row.conversation
-            and not (strict and shares(grams[number], grams[other]) > DUPLICATE)
-        )
-        lessons.setdefault(others, []).append(number)
-    tallies: dict[int, Tally] = {}
-    for others, tests in lessons.items():
-        taught = make()
-        learn(taught, [given[other][1] for other in others])
-        for number in tests:
-            recording = given[number][1]
-            drafter = taught.copy().open(
-                recording.prompt, recording.chunks
-            )  # what it learns now is lost again
-            tallies[number] = replay(recording, drafter, width)
-            progress.update()
-    return [tallies[number] for number in range(len(given))]
-
-
-def _grams(tokens: Tokens) -> frozenset[Tokens]:
-    """The distinct 8-grams; of a shorter text, the text itself."""
-    return frozenset(tokens[start : start + GRAM] for start in range(max(len(tokens) - GRAM + 1, 1)))
-
-
-def shares(grams: frozenset[Tokens], others: frozenset[Tokens]) -> float:
-    """The share of the first text's grams that the second has too."""
-    return len(grams & others) / len(grams)
 
 
 Labelled = Sequence[tuple[str, str, Tally]]

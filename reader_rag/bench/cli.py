@@ -12,9 +12,11 @@ from reader_rag.bench.options import (
     add_set,
     add_width,
     load_reader,
+    names_of,
     parser_of,
     put_out,
 )
+from reader_rag.errors import SettingsError
 
 
 def add_parser(subparsers: Any) -> None:
@@ -30,6 +32,7 @@ def add_parser(subparsers: Any) -> None:
     commands.add_curve(kinds)
     _add_fit(kinds)
     _add_batch(kinds)
+    _add_passes(kinds)
 
 
 def _add_speed(kinds: Any) -> None:
@@ -116,5 +119,51 @@ def _batch(args: argparse.Namespace) -> int:
         max_tokens=args.max_tokens,
         exact=not args.throughput,
         sweep=args.sweep,
+    )
+    return put_out(args, result, report(result))
+
+
+def _add_passes(kinds: Any) -> None:
+    one = parser_of(
+        kinds,
+        "passes",
+        "where the time of a decoding pass goes",
+        "Times passes behind prompts of several lengths: the model, drafting, and the bookkeeping between two forward passes; and "
+        "plain decoding beside transformers' generate. Needs no data. Run it on a quiet machine.",
+    )
+    one.add_argument("--rows", type=int, default=8, metavar="R", help="requests that share a pass")
+    one.add_argument(
+        "--contexts",
+        default="512,2048,8192",
+        metavar="LENGTHS",
+        help="tokens of the prompts, separated by commas",
+    )
+    one.add_argument("--max-tokens", type=int, default=64, metavar="N", help="tokens per answer")
+    one.add_argument(
+        "--profile", action="store_true", help="adds the functions that take the most time at one row"
+    )
+    add_width(one, None)
+    add_model(one)
+    one.set_defaults(run=_passes)
+
+
+def _passes(args: argparse.Namespace) -> int:
+    from reader_rag.bench.passes import passes, report
+    from reader_rag.load import load_model
+    from reader_rag.settings import Sampling
+
+    Sampling(max_tokens=args.max_tokens)  # refuses a bad --max-tokens before the model loads
+    lengths = names_of(args.contexts)
+    if not lengths or not all(length.isdecimal() and int(length) > 1 for length in lengths):
+        raise SettingsError(
+            f"--contexts is {args.contexts!r}; give lengths of 2 tokens and more, as in 512,2048"
+        )
+    result = passes(
+        load_model(args.model, dtype=args.dtype, progress=True),
+        rows=args.rows,
+        width=args.width,
+        contexts=[int(length) for length in lengths],
+        max_tokens=args.max_tokens,
+        profile=args.profile,
     )
     return put_out(args, result, report(result))

@@ -212,6 +212,17 @@ def test_recording_a_run_keeps_its_tokens_and_every_row_of_evidence(
     assert result["tokens_per_pass"] >= 1.0
 
 
+def test_a_speculator_that_is_the_model_itself_guesses_right(
+    reader: Any, data: Path, tiny_model: Path, tmp_path: Path, capsys: Any
+) -> None:
+    record(reader, data, tmp_path, max_tokens=12, limit=1, progress=False)
+    command = ["bench", "replay", "--recordings", str(tmp_path), "--model", str(tiny_model), "--width", "8"]
+    assert main([*command, "--sources", "", "--speculator", str(tiny_model), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["tokens_per_pass"] > 1.4  # nothing else drafts
+    assert set(result["by_source"]) == {"speculator"}
+
+
 ANSWER = "A chunk is a retrieved piece of text; a span stands verbatim in the answer and in a chunk."
 
 

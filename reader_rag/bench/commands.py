@@ -109,6 +109,18 @@ def _tokenizer_of(one: argparse.ArgumentParser) -> None:
 
 def _sources(one: argparse.ArgumentParser) -> None:
     one.add_argument("--sources", metavar="NAMES", default=",".join(SOURCES), help="READER's sources")
+    one.add_argument(
+        "--speculator",
+        metavar="M",
+        help="a smaller model of the same vocabulary, as one more source (--sources '' for it alone)",
+    )
+    one.add_argument(
+        "--cost-ratio",
+        type=float,
+        default=1e-6,
+        metavar="C",
+        help="seconds of the speculator's pass over the model's: it guesses where that pays; almost 0 is always",
+    )
 
 
 def _recorded(one: argparse.ArgumentParser) -> None:
@@ -197,8 +209,8 @@ def _peers(args: argparse.Namespace) -> int:
     else:
         from reader_rag.bench.live_peers import compare_live
 
-        if args.folds or args.learn_from or args.any_path:
-            raise SettingsError("--folds, --learn-from and --any-path go with --recordings")
+        if args.folds or args.learn_from or args.any_path or args.speculator:
+            raise SettingsError("--folds, --learn-from, --any-path and --speculator go with --recordings")
         result = compare_live(
             load_reader(args),
             args.data,
@@ -244,6 +256,12 @@ def _reader_maker(args: argparse.Namespace, tokenizer: Any) -> Callable[[], Read
     from reader_rag.settings import Drafting
 
     sources = Drafting(sources=tuple(names_of(args.sources))).sources  # refuses an unknown name
+    if args.speculator:
+        from reader_rag.draft.speculator import Speculator
+
+        vocabulary_of_model = tokenizer.get_vocab()
+        speculator = Speculator.load(args.speculator, vocabulary_of_model, cost_ratio=args.cost_ratio)
+        sources = (*sources, speculator)
     forbidden, vocabulary = control_ids(tokenizer), len(tokenizer)
     return lambda: ReaderSystem(sources, forbidden=forbidden, vocabulary=vocabulary)
 

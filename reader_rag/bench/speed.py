@@ -26,13 +26,14 @@ LOOKUP_TOKENS = 10
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One answer by one system. `decode_s` and `decode_tokens` leave out the prefill (and what it brought)."""
+    """One answer by one system. `decode_s` and `decode_tokens` leave out the prefill (and what it brought), `answer_s` nothing."""
 
     text: str
     tokens: tuple[int, ...]
     ttft_s: float
     decode_s: float
     decode_tokens: int
+    answer_s: float
     stats: Stats | None = None
 
     @property
@@ -97,7 +98,7 @@ def generate_run(reader: Reader, prompt: Sequence[int], max_tokens: int, *, look
     total = time.perf_counter() - clock.start
     tokens = tuple(new)
     text = reader.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    return Run(text, tokens, clock.first_s, total - clock.first_s, len(tokens) - clock.first_tokens)
+    return Run(text, tokens, clock.first_s, total - clock.first_s, len(tokens) - clock.first_tokens, total)
 
 
 def reader_run(
@@ -109,11 +110,12 @@ def reader_run(
     drafting: Drafting | None = None,
 ) -> Run:
     """Our engine, greedy; `Drafting(sources=())` is plain decoding."""
+    start = time.perf_counter()
     answer = reader.generate(
         prompt, sampling=Sampling(max_tokens=max_tokens), chunks=chunks, drafting=drafting
     )
-    stats = answer.stats
-    return Run(answer.text, answer.tokens, stats.ttft_s, stats.decode_s, stats.tokens, stats)
+    total, stats = time.perf_counter() - start, answer.stats
+    return Run(answer.text, answer.tokens, stats.ttft_s, stats.decode_s, stats.tokens, total, stats)
 
 
 def measure(
@@ -158,11 +160,12 @@ def speed(
 
 
 def summarise(reader: Reader, runs: Sequence[dict[str, Run]]) -> dict[str, Any]:
-    """Totals: tokens over decoding seconds by system, ratios, and how many texts equal plain decoding's."""
+    """Totals: tokens over decoding seconds by system, ratios of these and of whole answers, and how many texts equal plain's."""
     rate = {
         system: sum(r[system].decode_tokens for r in runs) / max(sum(r[system].decode_s for r in runs), 1e-9)
         for system in SYSTEMS
     }
+    whole = {system: sum(r[system].answer_s for r in runs) for system in SYSTEMS}
     stats = [r["reader"].stats for r in runs if r["reader"].stats]
     own = sum(s.draft_s + s.other_s for s in stats)
     return {
@@ -174,9 +177,12 @@ def summarise(reader: Reader, runs: Sequence[dict[str, Run]]) -> dict[str, Any]:
         },
         "speedup_vs_generate": round(rate["reader"] / rate["generate"], 3),
         "speedup_vs_prompt_lookup": round(rate["reader"] / rate["prompt_lookup"], 3),
+        "answer_speedup_vs_generate": round(whole["generate"] / whole["reader"], 3),
+        "answer_speedup_vs_prompt_lookup": round(whole["prompt_lookup"] / whole["reader"], 3),
         "identical": sum(r["reader"].tokens == r["plain"].tokens for r in runs),
         "identical_to_generate": sum(r["reader"].tokens == r["generate"].tokens for r in runs),
         "draft_share": round(own / max(sum(s.decode_s for s in stats), 1e-9), 4),
+        "answer_s": {system: round(whole[system] / len(runs), 4) for system in SYSTEMS},
         "ttft_s": {system: round(median(r[system].ttft_s for r in runs), 4) for system in SYSTEMS},
         "accepted_by_source": _summed([s.accepted_by_source for s in stats]),
         "pass_ms": round(1000 * sum(s.verify_s for s in stats) / max(sum(s.passes for s in stats), 1), 2),
@@ -194,11 +200,15 @@ def report(result: dict[str, Any]) -> str:
         f"{result['rows']} questions, {result['model']}, {result['dtype']}, width {result['width']}, "
         f"{result['kernels']} kernels, {result['machine']}"
     )
-    lines = [head, f"{'':16}{'tokens/s':>10}{'x generate':>12}{'first token':>13}"]
+    lines = [
+        head,
+        f"{'':16}{'tokens/s':>10}{'x generate':>12}{'first token':>13}{'whole answer':>14}{'x generate':>12}",
+    ]
     for system in SYSTEMS:
-        rate = result[f"{system}_tokens_per_s"]
+        rate, whole = result[f"{system}_tokens_per_s"], result["answer_s"][system]
         lines.append(
             f"{system:16}{rate:10.1f}{rate / result['generate_tokens_per_s']:12.2f}{result['ttft_s'][system]:11.2f} s"
+            f"{whole:12.2f} s{result['answer_s']['generate'] / whole:12.2f}"
         )
     lines.append(
         f"{result['tokens_per_pass']:.2f} tokens per pass at {result['pass_ms']:.0f} ms a pass; "

@@ -9,15 +9,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 GROWTH = 1.5
+Storage = tuple[tuple[torch.Tensor | None, ...], tuple[torch.Tensor | None, ...]]
+"""Keys and values by layer; None where a layer keeps none of its own."""
+
+
+class RowMemory(Protocol):
+    """Where a row's keys and values are written to and read from, layer by layer: an Arena, or a part of one that never moves."""
+
+    @property
+    def slots(self) -> int: ...
+
+    def write(self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> None: ...
+
+    def read(self, layer: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
 class Arena:
-    """Keys and values of one row: per layer [1, kv_heads, slots, head_dim], made by the first write, grown geometrically."""
+    """Keys and values of one row: per layer [1, kv_heads, slots, head_dim], made by the first write, grown geometrically.
+
+    `storage` may be longer than `slots`, and may be memory that recorded passes have baked in (graphs.py).
+    """
 
     def __init__(self, layers: int, slots: int) -> None:
         self.slots = slots
@@ -27,9 +44,12 @@ class Arena:
     def reserve(self, slots: int) -> None:
         """Makes room for at least `slots` slots; contents stay."""
         if slots > self.slots:
-            self.slots = max(slots, int(self.slots * GROWTH))
+            before, self.slots = self.slots, max(slots, int(self.slots * GROWTH))
             for kept in (self._keys, self._values):
-                kept[:] = [None if old is None else _resized(old, self.slots, old.shape[2]) for old in kept]
+                kept[:] = [
+                    old if old is None or old.shape[2] >= self.slots else _resized(old, self.slots, before)
+                    for old in kept
+                ]
 
     def write(self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Puts keys and values [1, kv_heads, n, head_dim] into the slots from `start` on."""
@@ -45,6 +65,24 @@ class Arena:
         assert keys is not None
         assert values is not None
         return keys[:, :, :stop], values[:, :, :stop]
+
+    @property
+    def storage(self) -> Storage:
+        """The tensors that hold the keys and values of every layer right now."""
+        return tuple(self._keys), tuple(self._values)
+
+    def move_into(self, storage: Storage) -> None:
+        """Copies its slots into tensors of at least as many slots and lives there from now on."""
+        for kept, new in zip((self._keys, self._values), storage, strict=True):
+            for layer, (old, target) in enumerate(zip(kept, new, strict=True)):
+                if old is not None and target is not None:
+                    target[:, :, : self.slots] = old[:, :, : self.slots]
+                kept[layer] = target
+
+    def move_out(self) -> None:
+        """Leaves tensors that are needed for another row: copies its slots into its own."""
+        for kept in (self._keys, self._values):
+            kept[:] = [None if old is None else _resized(old, self.slots, self.slots) for old in kept]
 
     @torch.inference_mode()
     def gather(self, slots: Sequence[int], start: int) -> None:
@@ -63,8 +101,9 @@ class Arena:
         return new
 
     def bytes(self) -> int:
-        """Bytes held by keys and values."""
-        return sum(t.numel() * t.element_size() for t in (*self._keys, *self._values) if t is not None)
+        """Bytes that keys and values of all slots take."""
+        tensors = [t for t in (*self._keys, *self._values) if t is not None]
+        return sum(t.shape[1] * t.shape[3] * t.element_size() for t in tensors) * self.slots
 
 
 def _resized(old: torch.Tensor, slots: int, keep: int) -> torch.Tensor:
@@ -77,7 +116,7 @@ def _resized(old: torch.Tensor, slots: int, keep: int) -> torch.Tensor:
 class Stretch:
     """`count` neighbouring tokens of a pass: they belong to one row, are written at `start`, and read the slots [0, view)."""
 
-    arena: Arena
+    arena: RowMemory
     start: int
     count: int
     view: int

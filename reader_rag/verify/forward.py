@@ -10,9 +10,9 @@ neighbours do. `decode_free` is the pass of throughput mode, which takes as many
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -56,6 +56,16 @@ class _Block:
     key_positions: NDArray[np.int64]
 
 
+class Recorded(Protocol):
+    """Runs decoding passes in another way than by calling the model once more; see graphs.py."""
+
+    def decode(self, jobs: Sequence[Job]) -> list[torch.Tensor] | None:
+        """What `FixedForward.decode` gives, bit for bit; None where the pass must run there."""
+
+    def trim(self) -> None:
+        """Frees the memory that is kept for arenas which are gone."""
+
+
 class FixedForward:
     """Runs the model in fixed shapes over arenas; knows logits and KV, nothing of text or sources.
 
@@ -84,14 +94,15 @@ class FixedForward:
         self._keeps = "logits_to_keep" in names
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
         self._layers: int = text.num_hidden_layers
-        self._window: int | None = getattr(text, "sliding_window", None)
+        self.window: int | None = getattr(text, "sliding_window", None)
         kinds = getattr(text, "layer_types", None)
         if kinds is None:  # one kind of layer; a window applies to all of them
-            windowed = self._window is not None and getattr(text, "use_sliding_window", True)
+            windowed = self.window is not None and getattr(text, "use_sliding_window", True)
             kinds = ["sliding_attention" if windowed else "full_attention"]
         self.layer_kinds = sorted(set(kinds))
-        self._dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
-        self.slot_bytes = self._layers * _kv_size(text) * self._dtype.itemsize
+        self.dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+        self.slot_bytes = self._layers * _kv_size(text) * self.dtype.itemsize
+        self.recorded: Recorded | None = None
         self._cache = PassCache(self._layers)
         self._idle = self.new_arena()
 
@@ -130,6 +141,9 @@ class FixedForward:
 
         KV of tokens[0] and of the main chain end up in their final slots.
         """
+        done = None if self.recorded is None else self.recorded.decode(jobs)
+        if done is not None:
+            return done
         idle = [Job(self._idle, 0, (0,), ())] * (self.rows - len(jobs))
         blocks = [self._block(job, self.width) for job in (*jobs, *idle)]
         logits = self._call(self.model, blocks, keep=0)
@@ -143,43 +157,59 @@ class FixedForward:
         logits = self._call(self.single if total <= 2 else self.model, blocks, keep=0)
         return list(torch.split(logits, [len(job.tokens) for job in jobs]))
 
+    def trim(self) -> None:
+        """Frees the memory that recorded passes keep for arenas which are gone."""
+        if self.recorded is not None:
+            self.recorded.trim()
+
     def chain_limit(self, position: int) -> int:
         """How many main-chain nodes may follow `position`: plain decoding would see other keys beyond the bucket's edge."""
         return min(self.width - 1, bucket_edge(position) - 1 - position)
 
     def _block(self, job: Job, width: int) -> _Block:
-        position, count = job.position, len(job.tokens)
+        position = job.position
         view = bucket_edge(position) + width
         job.arena.reserve(view)
-        inner = np.zeros((width, width), dtype=bool)
-        inner[:, 0] = True
-        np.fill_diagonal(inner, True)
-        depth = np.ones(width, dtype=np.int64)
-        depth[0] = 0
-        for node, parent in enumerate(job.parents):
-            inner[node + 1] |= inner[parent + 1]
-            depth[node + 1] = depth[parent + 1] + 1
+        ids, depth, inner = tree_arrays(job.tokens, job.parents, width)
         mask = np.zeros((width, view), dtype=bool)
         mask[:, :position] = True
         mask[:, position : position + width] = inner
-        ids = np.zeros(width, dtype=np.int64)
-        ids[:count] = job.tokens
         key_positions = np.arange(view)
         key_positions[position : position + width] = position + depth
         return _Block(Stretch(job.arena, position, width, view), ids, position + depth, mask, key_positions)
 
     def _call(self, model: nn.Module, blocks: Sequence[_Block], *, keep: int) -> torch.Tensor:
         """Returns logits [tokens, vocabulary] (the last `keep` tokens; 0 means all)."""
-        self._cache.stretches = tuple(block.stretch for block in blocks)
         masks = {kind: self._mask(kind, blocks) for kind in self.layer_kinds}
         ids = np.concatenate([block.ids for block in blocks])
         positions = np.concatenate([block.positions for block in blocks])
+        return self.run(
+            model,
+            [block.stretch for block in blocks],
+            torch.from_numpy(ids).to(self.device)[None],
+            torch.from_numpy(positions).to(self.device)[None],
+            masks,
+            keep=keep,
+        )
+
+    def run(
+        self,
+        model: nn.Module,
+        stretches: Sequence[Stretch],
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        masks: Mapping[str, torch.Tensor],
+        *,
+        keep: int,
+    ) -> torch.Tensor:
+        """Calls the model on ids and positions [1, tokens], which lie in `stretches` one behind the other; logits as `_call`."""
+        self._cache.stretches = tuple(stretches)
         options: dict[str, object] = {self._cache_name: self._cache}
         if self._keeps:
             options["logits_to_keep"] = keep
         out = model(
-            input_ids=torch.from_numpy(ids).to(self.device)[None],
-            position_ids=torch.from_numpy(positions).to(self.device)[None],
+            input_ids=ids,
+            position_ids=positions,
             attention_mask=masks[self.layer_kinds[0]] if len(masks) == 1 else masks,
             use_cache=True,
             **options,
@@ -198,11 +228,29 @@ class FixedForward:
         for block in blocks:
             count, view = block.mask.shape
             part = block.mask
-            if kind == "sliding_attention" and self._window is not None:
-                part = part & (block.positions[:, None] - block.key_positions[None, :] < self._window)
+            if kind == "sliding_attention" and self.window is not None:
+                part = part & (block.positions[:, None] - block.key_positions[None, :] < self.window)
             seen[:count, left : left + view][part] = 0.0
             left += view
-        return torch.from_numpy(seen).to(self.device, self._dtype)[None, None]
+        return torch.from_numpy(seen).to(self.device, self.dtype)[None, None]
+
+
+def tree_arrays(
+    tokens: Sequence[int], parents: Sequence[int], width: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+    """Of one row of a pass, padded to `width`: ids [W], depth below the root [W], and which node sees which [W, W].
+
+    Padding sees the root and itself: a query that sees nothing gives NaN.
+    """
+    ids, depth = np.zeros(width, dtype=np.int64), np.ones(width, dtype=np.int64)
+    ids[: len(tokens)] = tokens
+    depth[0] = 0
+    inner = np.eye(width, dtype=bool)
+    inner[:, 0] = True
+    for node, parent in enumerate(parents):
+        inner[node + 1] |= inner[parent + 1]
+        depth[node + 1] = depth[parent + 1] + 1
+    return ids, depth, inner
 
 
 def _kv_size(config: Any) -> int:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
+from reader_rag.verify.arena import Arena
 from reader_rag.verify.forward import FixedForward, Job
-from reader_rag.verify.sampling import EVIDENCE, top_evidence
+from reader_rag.verify.graphs import RecordedPasses, Recorder
+from reader_rag.verify.sampling import top_evidence
 
 WIDTHS = (4, 8, 16, 32, 64)
 SIZES = (1, 2, 4, 8, 16, 32, 64)
@@ -31,19 +34,41 @@ NEARLY_FREE = 1.25
 """More rows are taken by default while a pass costs at most this many times one of a single row."""
 
 
-def pass_seconds(forward: FixedForward, rounds: int = 4) -> dict[int, float]:
-    """Seconds of a pass by its tokens: the fastest of `rounds`, taken in turns, after one untimed round."""
+def pass_seconds(
+    forward: FixedForward, rounds: int = 4, recorder: Recorder | None = None
+) -> dict[int, float]:
+    """Seconds of a pass by its tokens: the fastest of `rounds`, taken in turns, after one untimed round.
+
+    recorder: how passes will be recorded, so that what is timed is what will run.
+    """
     sizes = SIZES if forward.device.type == "cpu" else ACCELERATOR_SIZES
     seconds = dict.fromkeys(sizes, float("inf"))
     arena = forward.new_arena()
+    passes = {size: _timed_pass(forward, arena, size, recorder) for size in sizes}
     for turn in range(rounds + 1):
         for size in sizes:
             start = time.perf_counter()
-            forward.decode_free([Job(arena, CONTEXT, [0] * size, [-1] * (size - 1))])
+            passes[size]()
             _synchronize(forward)
             if turn:
                 seconds[size] = min(seconds[size], time.perf_counter() - start)
     return seconds
+
+
+def _timed_pass(
+    forward: FixedForward, arena: Arena, size: int, recorder: Recorder | None
+) -> Callable[[], object]:
+    """A pass of `size` tokens; recorded, in rows of at most the largest width."""
+    job = Job(arena, CONTEXT, [0] * size, [-1] * (size - 1))
+    if recorder is None:
+        return lambda: forward.decode_free([job])
+    sized = copy.copy(forward)
+    sized.width, sized.rows = min(size, WIDTHS[-1]), max(size // WIDTHS[-1], 1)
+    passes = RecordedPasses(sized, recorder, record_after=0)
+    forward.decode_free([job])  # the arena's first write
+    row = [0] * sized.width, [-1] * (sized.width - 1)
+    jobs = [Job(arena.copy(CONTEXT, arena.slots), CONTEXT, *row) for _ in range(sized.rows)]
+    return lambda: passes.decode(jobs) or forward.decode_free([job])
 
 
 def prompt_evidence_pays(forward: FixedForward, rounds: int = 2) -> bool:
@@ -58,7 +83,9 @@ def prompt_evidence_pays(forward: FixedForward, rounds: int = 2) -> bool:
         forward.prefill(arena, tokens, 0, want_logits=False)
         _synchronize(forward)
         read = time.perf_counter()
-        top_evidence(forward.prefill(arena, tokens, 0, want_logits=True), EVIDENCE)
+        logits = forward.prefill(arena, tokens, 0, want_logits=True)
+        assert logits is not None
+        top_evidence(logits)
         listened = time.perf_counter()
         forward.decode([Job(arena, CONTEXT, [0], [])])
         _synchronize(forward)

@@ -16,10 +16,11 @@ from reader_rag.load import Loaded, model_fingerprint
 from reader_rag.verify.attention import use_grouped_attention
 from reader_rag.verify.calibrate import best_rows, best_width, pass_seconds, prompt_evidence_pays, seconds_of
 from reader_rag.verify.forward import FixedForward
+from reader_rag.verify.graphs import CudaRecorder, RecordedPasses, Recorder
 from reader_rag.verify.kernels import fits_half, forms_for, packed_bytes, packed_copy, packing_gains, twin_of
 from reader_rag.verify.lean import LeanDecoder, is_lean
 from reader_rag.verify.plain import PlainForward
-from reader_rag.verify.selfcheck import why_not_exact
+from reader_rag.verify.selfcheck import why_not_exact, why_not_recorded
 
 log = logging.getLogger("reader_rag")
 
@@ -35,6 +36,7 @@ class Engine:
 
     mode: "exact", "throughput" or "plain"; `reason` says why it is not what was asked for. pass_seconds: the cost curve, by tokens.
     prompt_evidence: whether knowing what the model expects at the prompt's positions saves more than it costs.
+    unrecorded: why decoding passes are not replayed from CUDA graphs; None where they are.
     """
 
     forward: FixedForward | PlainForward
@@ -44,6 +46,7 @@ class Engine:
     mode: str
     reason: str | None = None
     prompt_evidence: bool = False
+    unrecorded: str | None = None
 
     def seconds_of(self, tokens: int) -> float:
         """Seconds of a pass of `tokens`."""
@@ -51,28 +54,34 @@ class Engine:
 
 
 def build_engine(
-    loaded: Loaded, *, width: int | None, rows: int | None, exact: bool, cache_dir: Path
+    loaded: Loaded, *, width: int | None, rows: int | None, exact: bool, cache_dir: Path, graphs: bool = True
 ) -> Engine:
-    """Chooses kernels, width and rows by measuring, once per model, dtype and machine (kept in `cache_dir`); runs the self-check."""
+    """Chooses kernels, width and rows by measuring, once per model, dtype and machine (kept in `cache_dir`); runs the self-checks."""
     fingerprint = model_fingerprint(loaded.model, loaded.tokenizer)
     book = Calibration(cache_dir / "calibration.json", _machine_key(loaded, fingerprint))
+    recorder, unrecorded = _recorder(loaded, exact=exact, graphs=graphs)
     reason: str | None = None
     for kernels in _kernels(loaded, book):
         try:
-            engine = _engine(loaded, kernels, fingerprint, book, width=width, rows=rows, exact=exact)
+            engine = _engine(
+                loaded, kernels, fingerprint, book, width=width, rows=rows, exact=exact, recorder=recorder
+            )
             reason = why_not_exact(engine.forward, loaded.model, vocabulary_of(loaded.model), bitwise=exact)  # type: ignore[arg-type]
         except (AttributeError, TypeError) as error:
             reason = f"its configuration names no attention layers ({error})"
             break
         if reason is None:
-            return replace(engine, prompt_evidence=_prompt_evidence(engine, book))
+            if recorder is not None:
+                unrecorded = _record(engine.forward, recorder, loaded)
+            return replace(engine, prompt_evidence=_prompt_evidence(engine, book), unrecorded=unrecorded)
         log.info("%s with %s kernels: %s", loaded.name, kernels, reason)
     if rows is not None and rows > 1:
         log.warning("%s runs one request per pass instead of %d: %s", loaded.name, rows, reason)
-        return build_engine(loaded, width=width, rows=1, exact=exact, cache_dir=cache_dir)
+        return build_engine(loaded, width=width, rows=1, exact=exact, cache_dir=cache_dir, graphs=graphs)
     log.warning("%s runs without drafts: %s", loaded.name, reason)
     plain = PlainForward(loaded.model, chunk=_chunk(loaded), device=loaded.device)
-    return Engine(plain, fingerprint, "generic", {}, "plain", reason)
+    unrecorded = "its own cache does not stay at one place in memory"
+    return Engine(plain, fingerprint, "generic", {}, "plain", reason, unrecorded=unrecorded)
 
 
 def _engine(
@@ -84,6 +93,7 @@ def _engine(
     width: int | None,
     rows: int | None,
     exact: bool,
+    recorder: Recorder | None,
 ) -> Engine:
     """The engine with these kernels, its width and rows measured where they are not given; not checked yet."""
     net = _net(loaded, kernels)
@@ -103,15 +113,45 @@ def _engine(
     )
     seconds: dict[int, float] = {}
     if width is None or not exact or (rows is None and loaded.device.type != "cpu"):
-        known = book.get(f"seconds_{kernels}")
+        name = f"seconds_{kernels}" if recorder is None else f"seconds_{kernels}_recorded"
+        known = book.get(name)
         if known is None:
-            known = {str(size): s for size, s in pass_seconds(forward).items()}
-            book.put(f"seconds_{kernels}", known)
+            known = {str(size): s for size, s in pass_seconds(forward, recorder=recorder).items()}
+            book.put(name, known)
         seconds = {int(size): float(s) for size, s in known.items()}
         forward.width = width or best_width(seconds, rows or 1)
         if rows is None and net is not loaded.model and loaded.device.type != "cpu":
             forward.rows = best_rows(seconds, forward.width)
     return Engine(forward, fingerprint, kernels, seconds, "exact" if exact else "throughput")
+
+
+def recorder_for(device: torch.device) -> Recorder | None:
+    """What records passes on this device."""
+    return CudaRecorder(device) if device.type == "cuda" else None
+
+
+def _recorder(loaded: Loaded, *, exact: bool, graphs: bool) -> tuple[Recorder | None, str | None]:
+    """A recorder, or why there is none."""
+    if not graphs:
+        return None, "switched off with graphs=False"
+    if not exact:
+        return None, "passes of throughput mode have no fixed shapes"
+    if _is_hooked(loaded.model):
+        return None, "its hooks or quantized layers may do what a graph cannot repeat"
+    recorder = recorder_for(loaded.device)
+    return recorder, None if recorder is not None else "CUDA graphs need a CUDA device"
+
+
+def _record(forward: FixedForward | PlainForward, recorder: Recorder, loaded: Loaded) -> str | None:
+    """Has decoding passes recorded if replays give the same bits; returns why not."""
+    assert isinstance(forward, FixedForward)
+    passes = RecordedPasses(forward, recorder)
+    reason = why_not_recorded(forward, passes, vocabulary_of(loaded.model))
+    if reason is None:
+        forward.recorded = passes
+    else:
+        log.warning("%s runs without CUDA graphs: %s", loaded.name, reason)
+    return reason
 
 
 def _prompt_evidence(engine: Engine, book: Calibration) -> bool:
@@ -152,13 +192,18 @@ def _kernels(loaded: Loaded, book: Calibration) -> list[str]:
 def _net(loaded: Loaded, kernels: str) -> torch.nn.Module:
     """The module that passes run on: it shares the caller's weights and never changes the caller's object."""
     model: torch.nn.Module = loaded.model
-    if getattr(model, "hf_device_map", None) or getattr(model, "hf_quantizer", None):
+    if _is_hooked(model):
         return model  # hooks and quantized layers are not copied
     if kernels != "generic" and is_lean(model):
         return LeanDecoder(model, PACKED_ROWS, kernels)
     net = twin_of(model) if kernels == "generic" else packed_copy(model, PACKED_ROWS, kernels)
     use_grouped_attention(net)
     return net
+
+
+def _is_hooked(model: torch.nn.Module) -> bool:
+    """Whether the model is spread over devices by hooks or has quantized layers."""
+    return bool(getattr(model, "hf_device_map", None) or getattr(model, "hf_quantizer", None))
 
 
 def _machine_key(loaded: Loaded, fingerprint: str) -> str:

@@ -28,7 +28,7 @@ from reader_rag.stats import Answer, Step
 from reader_rag.verify.accept import ROOT, Verdict, walk, walk_any
 from reader_rag.verify.forward import FixedForward, Job
 from reader_rag.verify.plain import PlainForward
-from reader_rag.verify.sampling import top_evidence
+from reader_rag.verify.sampling import Expected, pass_evidence, top_evidence
 
 log = logging.getLogger("reader_rag")
 
@@ -97,6 +97,8 @@ class Loop:
         with self._turn:
             self._free.clear()
             self.prefixes.clear()
+            if not self._busy:
+                self.forward.trim()
 
     @property
     def running(self) -> int:
@@ -146,6 +148,7 @@ class Loop:
         if needed > free_bytes(self.forward.device):
             self._free.clear()
             self.prefixes.clear()
+            self.forward.trim()
             if needed > (free := free_bytes(self.forward.device)):
                 raise ReaderError(
                     f"the KV of {tokens} tokens takes up to {needed / GIB:.1f} GiB and {free / GIB:.1f} GiB are free on "
@@ -229,7 +232,7 @@ class Loop:
         began = time.perf_counter()
         decode = self.forward.decode if self._seconds is None else self.forward.decode_free  # type: ignore[union-attr]
         outputs = decode(jobs)
-        found = [top_evidence(logits) for logits in outputs]
+        found = pass_evidence(outputs)
         seconds = time.perf_counter() - began
 
         # 4. Walk each tree with the target's own choices, commit, learn, stream.
@@ -259,7 +262,7 @@ class Loop:
         request: Request,
         draft: Draft,
         logits: torch.Tensor,
-        evidence: tuple[list[int], list[list[int]], list[list[float]]],
+        evidence: Expected,
     ) -> None:
         began = time.perf_counter()
         stats, tokens = request.stats, request.tokens
@@ -267,7 +270,8 @@ class Loop:
         delta = request.text.push(verdict.tokens)
         taken = verdict.tokens[: delta.kept_tokens]  # nothing after a stop string goes on from here
         nodes = verdict.nodes[: len(taken)]
-        request.sampler.keep(logits[[0, *[node + 1 for node in nodes]][: len(taken)]], taken)
+        if request.sampler.sampling.logprobs is not None:
+            request.sampler.keep(logits[[0, *[node + 1 for node in nodes]][: len(taken)]], taken)
         if self._seconds is not None and nodes != tuple(range(len(nodes))):
             request.arena.gather([len(tokens) + node for node in nodes], len(tokens))
         tokens.extend(taken)

@@ -62,6 +62,7 @@ class Reader:
         drafting: Drafting | None = None,
         prefix_bytes: int = PREFIX_BYTES,
         cache_dir: str | Path | None = None,
+        graphs: bool = True,
     ) -> None:
         _in_range("width", width, 256, "a row of a pass takes 1 to 256 tokens")
         _in_range("rows", rows, 256, "a pass serves 1 to 256 requests")
@@ -70,7 +71,7 @@ class Reader:
                 f"prefix_bytes is {prefix_bytes}; give a number of bytes, or 0 to keep nothing"
             )
         folder = user_cache_dir(cache_dir)
-        engine = build_engine(loaded, width=width, rows=rows, exact=exact, cache_dir=folder)
+        engine = build_engine(loaded, width=width, rows=rows, exact=exact, cache_dir=folder, graphs=graphs)
         self.model, self.tokenizer, self.name = loaded.model, loaded.tokenizer, loaded.name
         self.dtype, self.device = loaded.dtype, loaded.device
         self.drafting = drafting or Drafting()
@@ -78,6 +79,7 @@ class Reader:
         self.kernels, self.pass_seconds = engine.kernels, engine.pass_seconds
         self.prompt_evidence = engine.prompt_evidence
         self.context_length = context_length(loaded.model.config, context)
+        self.graphs, self.graphs_reason = engine.unrecorded is None, engine.unrecorded
         self._forward = engine.forward
         self._eos = eos_ids(loaded.model, loaded.tokenizer)
         self._control = control_ids(loaded.tokenizer)
@@ -108,6 +110,7 @@ class Reader:
         drafting: Drafting | None = None,
         prefix_bytes: int = PREFIX_BYTES,
         cache_dir: str | Path | None = None,
+        graphs: bool = True,
         local_files_only: bool = False,
         model_kwargs: dict[str, Any] | None = None,
         progress: bool = False,
@@ -117,7 +120,8 @@ class Reader:
         dtype "auto" is the fastest that the device computes natively. A pass serves `rows` requests with `width` tokens each; both
         are measured when None. `exact=False` is throughput mode: passes take only the tokens that pay, and in bfloat16
         another rounding may then choose another token. `context` lowers the model's own limit; `prefix_bytes` caps the KV kept
-        for prompts that begin like earlier ones. Raises LoadError or MissingExtraError with the mend.
+        for prompts that begin like earlier ones. `graphs=False` runs the decoding passes of a CUDA device without CUDA graphs.
+        Raises LoadError or MissingExtraError with the mend.
         """
         loaded = load_model(
             model,
@@ -138,6 +142,7 @@ class Reader:
             drafting=drafting,
             prefix_bytes=prefix_bytes,
             cache_dir=cache_dir,
+            graphs=graphs,
         )
 
     @classmethod
@@ -347,7 +352,7 @@ class Reader:
             tokens=tokens,
             prompt_tokens=len(tokens),
             budget=min(sampling.max_tokens, room),
-            sampler=Sampler(sampling, seed, self._eos, prompt_tokens=len(tokens), rules=rules),
+            sampler=sampler,
             drafter=drafter,
             text=text_stream(self.tokenizer, sampling.stop, self._control, use),
             stats=stats,

@@ -12,7 +12,8 @@ from transformers.generation import logits_process as hf
 
 from reader_rag.errors import ReaderError, SettingsError
 from reader_rag.settings import Sampling
-from reader_rag.verify.sampling import SHORTLIST, Sampler, top_evidence, uniform
+from reader_rag.verify import sampling
+from reader_rag.verify.sampling import SHORTLIST, Sampler, pass_evidence, top_evidence, uniform
 
 EOS = frozenset({0})
 
@@ -277,6 +278,16 @@ def test_top_evidence_equals_softmax_and_topk(size: int, dtype: torch.dtype) -> 
     assert all(len(set(row)) == len(row) for row in ids)
     assert ids[4][:3] == [size - 3, size - 2, size - 1]
     assert all(type(i) is int for i in [*best, *ids[0]])
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_passs_evidence_is_that_of_each_request(joined: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs = [torch.stack([logits_of(i, 700, 4.0) for i in range(n)]).bfloat16() for n in (3, 1, 150)]
+    wanted = [top_evidence(logits) for logits in outputs]
+    parts = sampling._parts
+    monkeypatch.setattr(sampling, "_parts", lambda logits, **_: parts(logits, joined=joined))
+    assert pass_evidence(outputs) == wanted
+    assert pass_evidence(outputs[1:2]) == wanted[1:2]
 
 
 def test_top_evidence_works_under_inference_mode_and_outside() -> None:

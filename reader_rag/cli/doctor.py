@@ -115,6 +115,8 @@ def default_engine(load: bool) -> dict[str, Any]:
                 "kernels": reader.kernels,
                 "pass_ms": {size: round(1000 * s, 1) for size, s in reader.pass_seconds.items()},
                 "prompt_evidence": reader.prompt_evidence,
+                "graphs": reader.graphs,
+                "graphs_reason": reader.graphs_reason,
                 "mode": reader.mode,
                 "mode_reason": reader.mode_reason,
                 "context_length": reader.context_length,
@@ -155,6 +157,10 @@ def as_text(report: dict[str, Any]) -> str:
     if report.get("pass_ms"):
         curve = ", ".join(f"{size}: {ms:.0f}" for size, ms in report["pass_ms"].items())
         rows.insert(6, ("ms per pass", f"{curve} (by tokens; {report['kernels']} kernels)"))
+    if report.get("graphs") is not None:
+        rows.insert(
+            6, ("CUDA graphs", "used" if report["graphs"] else f"not used: {report['graphs_reason']}")
+        )
     if report["mode"]:
         reason = f" ({report['mode_reason']})" if report.get("mode_reason") else ""
         rows.insert(6, ("mode", f"{report['mode']}{reason}"))

@@ -56,6 +56,9 @@ class PlainForward:
             arena.state = None
         return [self._call(arena, job.tokens, keep=0)]
 
+    def trim(self) -> None:
+        """Keeps nothing for arenas that are gone."""
+
     def chain_limit(self, position: int) -> int:
         return 0
 

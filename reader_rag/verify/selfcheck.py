@@ -1,15 +1,20 @@
-"""The load-time self-check: is this model, on this device, fit for canonical execution?"""
+"""The load-time self-checks: is this model, on this device, fit for canonical execution, and do recorded passes replay it?"""
 
 from __future__ import annotations
+
+import random
 
 import torch
 from torch import nn
 
 from reader_rag.verify.arena import Arena
 from reader_rag.verify.forward import FixedForward, Job
+from reader_rag.verify.graphs import RecordedPasses
 
 CONTEXT = 24
 DEPTH = 3
+REPLAYS = 3
+"""Replays of each recording that the check compares."""
 LOOSE = {torch.float32: 2e-2, torch.bfloat16: 0.5, torch.float16: 0.1}
 
 
@@ -68,6 +73,40 @@ def why_not_exact(
     if not worst <= LOOSE.get(wanted.dtype, 0.5) * max(scale, 1.0):
         return f"masked passes differ from its ordinary forward pass by {worst:.3g} in logits of size {scale:.3g}"
     return None
+
+
+def why_not_recorded(forward: FixedForward, passes: RecordedPasses, vocabulary: int) -> str | None:
+    """None when recorded passes give, bit for bit, the logits of unrecorded ones; else the reason why they are not used.
+
+    Every pass has other tokens, another tree and other positions than the one that was recorded, so whatever a model keeps outside
+    of the static buffers shows. Rows are at different lengths, all of them first, then only the first row.
+    """
+    rng = random.Random(7)
+    rows, width = forward.rows, forward.width
+    prompt = [rng.randrange(vocabulary) for _ in range(CONTEXT + rows)]
+    first, before = forward.new_arena(), forward.recorded
+    reason: str | None = None
+    for start in range(0, len(prompt), forward.chunk):
+        forward.prefill(first, prompt[start : start + forward.chunk], start, want_logits=False)
+    plain, recorded = ([first.copy(len(prompt), len(prompt)) for _ in range(rows)] for _ in range(2))
+    forward.recorded = None
+    turns = passes.record_after + REPLAYS
+    for turn in range(turns if rows == 1 else 2 * turns):
+        drafts = []
+        for row in range(rows if turn < turns else 1):
+            tokens = [rng.randrange(vocabulary) for _ in range(width)]
+            parents = [rng.randrange(-1, node) for node in range(width - 1)]
+            drafts.append((CONTEXT + row + turn, tokens, parents))
+        wanted = forward.decode([Job(arena, *draft) for arena, draft in zip(plain, drafts, strict=False)])
+        got = passes.decode([Job(arena, *draft) for arena, draft in zip(recorded, drafts, strict=False)])
+        if got is None:
+            reason = f"recording failed ({passes.failure})"
+            break
+        if not all(torch.equal(a, b) for a, b in zip(wanted, got, strict=True)):
+            reason = f"a replayed pass differs from the same pass unrecorded (pass {turn} of the check)"
+            break
+    forward.recorded = before
+    return reason
 
 
 def _uneven_slot(forward: FixedForward, arena: Arena, chain: list[int]) -> int | None:

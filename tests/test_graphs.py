@@ -1,0 +1,416 @@
+"""Recorded passes: what a CUDA graph would replay, run on the CPU by an eager recorder over the same static buffers."""
+
+from __future__ import annotations
+
+import gc
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from reader_rag import Reader, Sampling, engine
+from reader_rag.load import load_model
+from reader_rag.verify.attention import use_grouped_attention
+from reader_rag.verify.forward import FixedForward, Job
+from reader_rag.verify.graphs import CudaRecorder, EagerRecorder, RecordedPasses
+from reader_rag.verify.kernels import twin_of
+from reader_rag.verify.selfcheck import why_not_recorded
+
+CPU = torch.device("cpu")
+WIDTH, VOCABULARY = 8, 300
+SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+}
+
+
+def tiny(kind):
+    import transformers as t
+
+    torch.manual_seed(3)
+    if kind == "llama":
+        return t.LlamaForCausalLM(t.LlamaConfig(**SHAPE)).eval()
+    if kind == "qwen2":
+        return t.Qwen2ForCausalLM(t.Qwen2Config(**SHAPE)).eval()
+    if kind == "one window":
+        return t.MistralForCausalLM(t.MistralConfig(**SHAPE, sliding_window=24)).eval()
+    layers = ["sliding_attention", "full_attention"]
+    config = t.Gemma3TextConfig(**SHAPE, head_dim=16, sliding_window=24, layer_types=layers)
+    return t.Gemma3ForCausalLM(config).eval()
+
+
+def forward_of(kind="llama", *, rows=1, dtype=torch.float32):
+    model = tiny(kind).to(dtype)
+    net = twin_of(model)
+    use_grouped_attention(net)
+    return FixedForward(net, model.config, width=WIDTH, chunk=32, device=CPU, rows=rows)
+
+
+class Twins:
+    """The same requests twice: over arenas for unrecorded passes and over arenas for recorded ones."""
+
+    def __init__(self, forward, passes, seed=0):
+        self.forward, self.passes, self.rng = forward, passes, random.Random(seed)
+        self.requests = {}
+
+    def open(self, name, length):
+        prompt = [self.rng.randrange(VOCABULARY) for _ in range(length)]
+        arenas = []
+        for _ in range(2):
+            arena = self.forward.new_arena()
+            for start in range(0, length, 32):
+                self.forward.prefill(arena, prompt[start : start + 32], start, want_logits=False)
+            arenas.append(arena)
+        self.requests[name] = [*arenas, length]
+
+    def check(self, *names):
+        """One pass over these requests, with drafts of their own; then each has a few more tokens."""
+        jobs = [], []
+        for name in names:
+            plain, recorded, length = self.requests[name]
+            chain = min(self.forward.chain_limit(length), self.rng.randrange(WIDTH))
+            side = self.rng.randrange(WIDTH - chain)
+            parents = [*range(-1, chain - 1), *[self.rng.randrange(-1, chain) for _ in range(side)]]
+            tokens = [self.rng.randrange(VOCABULARY) for _ in range(1 + chain + side)]
+            for arena, kept in zip((plain, recorded), jobs, strict=True):
+                kept.append(Job(arena, length, tokens, parents))
+            self.requests[name][2] += 1 + self.rng.randrange(chain + 1)
+        want, got = self.forward.decode(jobs[0]), self.passes.decode(jobs[1])
+        assert got is not None, self.passes.failure
+        for a, b in zip(want, got, strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "one window", "two windows"])
+def test_replays_give_the_bits_of_unrecorded_passes_across_a_buckets_edge(kind, dtype):
+    forward = forward_of(kind, dtype=dtype)
+    passes = RecordedPasses(forward, EagerRecorder(), record_after=1)
+    twins = Twins(forward, passes)
+    twins.open("a", 200)
+    while twins.requests["a"][2] < 300:
+        twins.check("a")
+    assert passes.recordings == 2  # below and above position 256
+    assert passes.replays > 20
+
+
+@pytest.mark.parametrize("kind", ["llama", "two windows"])
+def test_rows_come_and_go_and_each_keeps_its_bits(kind):
+    forward = forward_of(kind, rows=4)
+    passes = RecordedPasses(forward, EagerRecorder(), record_after=1, most=4)
+    twins = Twins(forward, passes, seed=1)
+    rng, born = random.Random(2), 0
+    for turn in range(60):
+        for name in list(twins.requests):  # some end, some are cancelled: their arenas are simply gone
+            if rng.random() < 0.08:
+                del twins.requests[name]
+        while len(twins.requests) < 6:  # more than there are seats: two wait or read slowly
+            twins.open(born, rng.choice([5, 40, 250, 270]))
+            born += 1
+        names = rng.sample(sorted(twins.requests), 4 if turn % 3 else rng.randrange(1, 4))
+        twins.check(*names)
+    assert passes.recordings > 0
+    assert len(passes._passes) <= 4
+
+
+def test_a_row_that_outgrows_its_seat_takes_its_recordings_along():
+    forward = forward_of(rows=2)
+    passes = RecordedPasses(forward, EagerRecorder(), record_after=0)
+    twins = Twins(forward, passes)
+    twins.open("long", 500)
+    twins.open("short", 20)
+    for _ in range(12):
+        twins.check("short")
+        twins.check("short", "long")
+    twins.open("longer", 600)
+    del twins.requests["short"]
+    gc.collect()
+    for _ in range(4):
+        twins.check("long", "longer")
+
+
+def test_kept_keys_serve_the_next_request_from_the_same_seat_or_as_a_copy():
+    forward = forward_of()
+    passes = RecordedPasses(forward, EagerRecorder(), record_after=0)
+    twins = Twins(forward, passes)
+    twins.open("first", 96)
+    for _ in range(3):
+        twins.check("first")
+    for head in (64, 96):  # as prefixes.py hands them on: a copy of the head, then the arena itself
+        plain, recorded, _ = twins.requests["first"]
+        pair = [a.copy(head, head) if head == 64 else a for a in (plain, recorded)]
+        tail = [twins.rng.randrange(VOCABULARY) for _ in range(20)]
+        for arena in pair:
+            forward.prefill(arena, tail, head, want_logits=False)
+        twins.requests[f"from {head}"] = [*pair, head + 20]
+        for _ in range(3):
+            twins.check(f"from {head}")
+
+
+def test_a_seat_that_another_row_needs_is_left_with_all_keys():
+    forward = forward_of()
+    passes = RecordedPasses(forward, EagerRecorder(), record_after=0)
+    twins = Twins(forward, passes)
+    for name, length in (("a", 50), ("b", 30), ("c", 70)):
+        twins.open(name, length)
+    for name in "abcabcaabbcc":
+        twins.check(name)
+
+
+def test_each_static_buffer_matters(monkeypatch):
+    """A buffer that is not refreshed shows: the checks above could not pass without it."""
+    from reader_rag.verify import buffers
+
+    packed = buffers._packed
+    stale = {
+        "ids": lambda ids, positions, inner: packed(ids * 0, positions, inner),
+        "positions": lambda ids, positions, inner: packed(ids, positions // 8 * 8, inner),
+        "tree": lambda ids, positions, inner: packed(ids, positions, inner * 0 + 1),
+    }
+    for name, broken in stale.items():
+        forward = forward_of()
+        passes = RecordedPasses(forward, EagerRecorder(), record_after=0)
+        twins = Twins(forward, passes)
+        twins.open("a", 33)
+        twins.check("a")
+        monkeypatch.setattr(buffers, "_packed", broken)
+        with pytest.raises(AssertionError):
+            twins.check("a")
+        monkeypatch.undo()
+        assert passes.failure == "", name
+
+
+def test_arenas_without_keys_and_failures_are_left_to_unrecorded_passes(caplog):
+    forward = forward_of()
+    passes = RecordedPasses(forward, EagerRecorder(), record_after=0)
+    forward.recorded = passes
+    fresh = forward.new_arena()
+    (first,) = forward.decode([Job(fresh, 0, [5], [])])  # a prompt of one token: nothing was prefilled
+    assert passes.replays == 0
+    (again,) = forward.decode([Job(fresh, 0, [5], [])])
+    assert passes.replays == 1
+    assert torch.equal(first, again)
+
+    class Refusing:
+        def record(self, step):
+            raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    forward.recorded = passes = RecordedPasses(forward, Refusing(), record_after=1)
+    for _ in range(3):
+        (logits,) = forward.decode([Job(fresh, 0, [5], [])])
+        assert torch.equal(logits, first)
+    assert passes.failure == "RuntimeError: operation not permitted when stream is capturing"
+    assert caplog.text.count("no longer recorded") == 1
+
+
+def test_a_shape_is_recorded_when_it_has_come_back_often_enough():
+    forward = forward_of()
+    passes = RecordedPasses(forward, EagerRecorder())
+    twins = Twins(forward, passes)
+    twins.open("a", 20)
+    for turn in range(passes.record_after + 3):
+        assert passes.recordings == (turn > passes.record_after)
+        twins.check("a")
+    assert passes.replays == 3
+
+
+def test_trimming_frees_the_seats_of_arenas_that_are_gone():
+    forward = forward_of(rows=2)
+    passes = RecordedPasses(forward, EagerRecorder(), record_after=0)
+    twins = Twins(forward, passes)
+    for name in "ab":
+        twins.open(name, 20)
+    twins.check("a", "b")
+    twins.check("b")
+    twins.requests.pop("a")
+    gc.collect()
+    passes.trim()
+    assert [seat.storage is None for seat in passes._seats._seats] == [True, False]
+    assert len(passes._passes) == 1  # b's own
+    twins.check("b")
+
+
+def test_the_cuda_recorder_records_on_its_own_stream_and_in_one_pool(monkeypatch):
+    """With stand-ins for torch.cuda: which calls are made, in which order; their effect needs a device."""
+    from contextlib import contextmanager
+
+    calls, current = [], ["main"]
+
+    @contextmanager
+    def stream(one):
+        before, current[0] = current[0], one
+        try:
+            yield
+        finally:
+            current[0] = before
+
+    class Stream:
+        def __init__(self, device=None):
+            self.name = "side"
+
+        def wait_stream(self, other):
+            calls.append(("side waits", other))
+
+    class Graph:
+        def replay(self):
+            calls.append("replay")
+
+    class Recording:
+        def __init__(self, graph, *, pool, stream, capture_error_mode):
+            calls.append(("record", pool, stream.name, capture_error_mode))
+
+        def __enter__(self):
+            current[0] = "recording"
+
+        def __exit__(self, *args):
+            calls.append("end")
+
+    @contextmanager
+    def on(device):
+        yield
+
+    main = SimpleNamespace(wait_stream=lambda other: calls.append("main waits"))
+    fake = {"Stream": Stream, "stream": stream, "CUDAGraph": Graph, "graph": Recording, "device": on}
+    fake |= {"graph_pool_handle": lambda: "pool", "current_stream": lambda: main}
+    for name, value in fake.items():
+        monkeypatch.setattr(torch.cuda, name, value, raising=False)
+    recorder = CudaRecorder(torch.device("cuda", 0))
+    replay = recorder.record(lambda: calls.append("step"))
+    wanted = [
+        ("side waits", main),
+        "step",
+        "main waits",
+        ("record", "pool", "side", "thread_local"),
+        "step",
+        "end",
+    ]
+    assert calls == wanted
+    replay()
+    assert calls[-1] == "replay"
+
+    def waits_for_the_device():
+        if current == ["recording"]:
+            raise RuntimeError("not permitted")
+
+    with pytest.raises(RuntimeError, match="not permitted"):
+        recorder.record(waits_for_the_device)
+    assert current == ["main"]
+
+
+# At load: the check, and who decides.
+
+
+@pytest.mark.parametrize(("kind", "rows"), [("llama", 1), ("qwen2", 3), ("two windows", 4)])
+def test_the_check_at_load_passes_what_replays_the_same_bits(kind, rows):
+    forward = forward_of(kind, rows=rows)
+    passes = RecordedPasses(forward, EagerRecorder())
+    assert why_not_recorded(forward, passes, VOCABULARY) is None
+    assert passes.recordings == (1 if rows == 1 else 2)
+    assert forward.recorded is None
+
+
+class Frozen:
+    """Keeps a value of the recorded pass: a model that reads its position from Python, say, in a graph."""
+
+    def __init__(self, passes, name):
+        self.passes, self.name = passes, name
+
+    def record(self, step):
+        inputs = self.passes._inputs
+        ids, positions, inner = (tensor.clone() for tensor in inputs.read())
+        kept = {"ids": ids, "positions": positions, "inner": inner}[self.name]
+
+        def replay():
+            now = dict(zip(("ids", "positions", "inner"), read(), strict=True)) | {self.name: kept}
+            inputs.read = lambda: tuple(now.values())
+            step()
+            inputs.read = read
+
+        read = inputs.read
+        return replay
+
+
+@pytest.mark.parametrize("name", ["ids", "positions", "inner"])
+def test_the_check_at_load_fails_what_was_baked_in(name):
+    forward = forward_of(rows=2)
+    passes = RecordedPasses(forward, EagerRecorder())
+    passes._recorder = Frozen(passes, name)
+    assert "differs" in (why_not_recorded(forward, passes, VOCABULARY) or "")
+
+
+@pytest.fixture
+def recording(monkeypatch):
+    """Engines on the CPU record, eagerly."""
+    monkeypatch.setattr(engine, "recorder_for", lambda device: EagerRecorder())
+
+
+def texts(reader):
+    prompts = ["What is a chunk?", "for name, value in sorted(table.items()):", "naïve " * 60]
+    seeded = Sampling(max_tokens=40, temperature=0.7, seed=3, logprobs=2)
+    answers = [reader.generate(prompts[0]), *reader.generate_batch(prompts * 2, sampling=seeded)]
+    answers.append(reader.generate([5], sampling=Sampling(max_tokens=5)))  # nothing to prefill
+    return [(answer.tokens, answer.logprobs) for answer in answers]
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_reader_with_recorded_passes_writes_the_same(tiny_model, tmp_path, recording, rows):
+    options = {"dtype": "float32", "device": "cpu", "rows": rows, "width": 8}
+    recorded = Reader.load(tiny_model, cache_dir=tmp_path / "a", **options)
+    plain = Reader.load(tiny_model, cache_dir=tmp_path / "b", graphs=False, **options)
+    assert (recorded.graphs, recorded.graphs_reason) == (True, None)
+    assert (plain.graphs, plain.graphs_reason) == (False, "switched off with graphs=False")
+    assert texts(recorded) == texts(plain)
+    assert recorded._forward.recorded.replays > 20
+    assert plain._forward.recorded is None
+    recorded.close()
+    gc.collect()
+    assert texts(recorded)[0] == texts(plain)[0]  # seats were freed, and are taken again
+
+
+def test_a_reader_measures_the_passes_that_will_run(tiny_model, tmp_path, recording, monkeypatch):
+    recorded = []
+    monkeypatch.setattr(EagerRecorder, "record", lambda self, step: recorded.append(step) or step)
+    reader = Reader.load(tiny_model, dtype="float32", device="cpu", cache_dir=tmp_path)
+    assert len(recorded) >= len(reader.pass_seconds)
+    assert "_recorded" in (tmp_path / "calibration.json").read_text()
+
+
+def test_what_is_not_recorded_says_why(tiny_model, tmp_path, monkeypatch):
+    options = {"dtype": "float32", "device": "cpu", "width": 8, "cache_dir": tmp_path}
+    assert Reader.load(tiny_model, **options).graphs_reason == "CUDA graphs need a CUDA device"
+    assert "throughput" in Reader.load(tiny_model, exact=False, **options).graphs_reason
+    loaded = load_model(tiny_model, dtype="float32", device="cpu", cache_dir=tmp_path)
+    loaded.model.hf_device_map = {"": "cpu"}  # what accelerate leaves behind on a model spread by device_map
+    assert "hooks" in Reader(loaded, width=8, cache_dir=tmp_path).graphs_reason
+
+
+def test_a_recording_that_fails_at_load_is_said_once_and_the_reader_works(
+    tiny_model, tmp_path, monkeypatch, caplog
+):
+    class Refusing:
+        def record(self, step):
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(engine, "recorder_for", lambda device: Refusing())
+    reader = Reader.load(tiny_model, dtype="float32", device="cpu", width=8, cache_dir=tmp_path)
+    assert "operation not permitted" in reader.graphs_reason
+    assert "runs without CUDA graphs" in caplog.text
+    assert reader.generate("What is a chunk?", sampling=Sampling(max_tokens=8)).stats.tokens > 0
+
+
+def test_doctor_says_whether_graphs_are_used():
+    from reader_rag.cli.doctor import as_text, examine
+
+    report = examine(load=False) | {"width": 8, "rows": 1, "mode": "exact"}
+    used = as_text(report | {"graphs": True, "graphs_reason": None})
+    unused = as_text(report | {"graphs": False, "graphs_reason": "CUDA graphs need a CUDA device"})
+    assert "CUDA graphs    used" in used
+    assert "CUDA graphs    not used: CUDA graphs need a CUDA device" in unused

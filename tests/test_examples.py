@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +35,36 @@ def environment(demo_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     }
 
 
-def test_the_quickstart_streams_an_answer_and_says_what_happened(environment: dict[str, str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "quickstart.py"],
-        cwd=EXAMPLES,
-        env=os.environ | environment,
-        capture_output=True,
-        encoding="utf-8",
+@pytest.fixture(scope="module")
+def run(environment: dict[str, str]) -> Iterator[Callable[[Any], None]]:
+    """Runs a notebook. One kernel serves all, so that model and embedder are loaded once; each begins without names."""
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    client = nbclient.NotebookClient(
+        nbformat.v4.new_notebook(),
         timeout=LONGEST,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(EXAMPLES)}},
     )
-    assert done.returncode == 0, done.stderr
-    _, question, answer, facts = done.stdout.split("\n\n", 3)
+
+    def execute(notebook: Any) -> None:
+        notebook.cells.insert(0, nbformat.v4.new_code_cell("%reset -f"))
+        client.nb = notebook
+        client.execute(cleanup_kc=False)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for variable, value in environment.items():
+            patch.setenv(variable, value)
+        yield execute
+        client.nb = nbformat.v4.new_notebook()
+        client.execute()  # ends the kernel
+
+
+def test_the_quickstart_streams_an_answer_and_says_what_happened(run: Callable[[Any], None]) -> None:
+    nbformat = pytest.importorskip("nbformat")
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("%run quickstart.py")])
+    run(notebook)
+    _, question, answer, facts = text_of(notebook.cells[-1]).split("\n\n", 3)
     assert question == "How does a while statement end?"
     assert len(answer.strip()) > 20
     assert "tokens per pass" in facts
@@ -54,17 +72,10 @@ def test_the_quickstart_streams_an_answer_and_says_what_happened(environment: di
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_a_notebook_runs_from_top_to_bottom(
-    name: str, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
-    pytest.importorskip("ipykernel")
-    for variable, value in environment.items():
-        monkeypatch.setenv(variable, value)
+def test_a_notebook_runs_from_top_to_bottom(name: str, run: Callable[[Any], None]) -> None:
+    nbformat = pytest.importorskip("nbformat")
     notebook = nbformat.read(EXAMPLES / f"{name}.ipynb", as_version=4)
-    nbclient.NotebookClient(
-        notebook, timeout=LONGEST, kernel_name="python3", resources={"metadata": {"path": str(EXAMPLES)}}
-    ).execute()
+    run(notebook)
     printed = {cell.id: text_of(cell) for cell in notebook.cells if cell.cell_type == "code"}
     everything = "\n".join(printed.values())
     assert "identical: True" in everything

@@ -33,6 +33,7 @@ def add_parser(subparsers: Any) -> None:
     _add_fit(kinds)
     _add_batch(kinds)
     _add_passes(kinds)
+    _add_conversation(kinds)
 
 
 def _add_speed(kinds: Any) -> None:
@@ -165,5 +166,37 @@ def _passes(args: argparse.Namespace) -> int:
         contexts=[int(length) for length in lengths],
         max_tokens=args.max_tokens,
         profile=args.profile,
+    )
+    return put_out(args, result, report(result))
+
+
+def _add_conversation(kinds: Any) -> None:
+    one = parser_of(
+        kinds,
+        "conversation",
+        "the second turn of a conversation beside its first",
+        "Seconds to the first token of a first turn, of the second, and of the second with everything forgotten; and whether both "
+        "second answers are equal. Needs no data. Run it on a quiet machine.",
+    )
+    one.add_argument("--tokens", type=int, default=2000, metavar="N", help="tokens of the first prompt")
+    one.add_argument("--rounds", type=int, default=3, metavar="N", help="conversations; medians are shown")
+    one.add_argument("--max-tokens", type=int, default=48, metavar="N", help="tokens per answer")
+    add_width(one, None)
+    add_model(one)
+    one.set_defaults(run=_conversation)
+
+
+def _conversation(args: argparse.Namespace) -> int:
+    from reader_rag.bench.conversation import conversation, report
+    from reader_rag.load import load_model
+    from reader_rag.settings import Sampling
+
+    Sampling(max_tokens=args.max_tokens)  # refuses a bad --max-tokens before the model loads
+    result = conversation(
+        load_model(args.model, dtype=args.dtype, progress=True),
+        tokens=args.tokens,
+        rounds=args.rounds,
+        width=args.width,
+        max_tokens=args.max_tokens,
     )
     return put_out(args, result, report(result))

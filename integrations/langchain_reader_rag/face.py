@@ -88,6 +88,8 @@ class ReaderFace(BaseLanguageModel[Any]):
     """A `reader_rag.structured.Constraint` that every answer follows."""
     logprobs: bool | int | None = None
     """True puts the tokens' log-probabilities into the metadata; a number adds so many of the likeliest at each place."""
+    draft_rule: str | None = None
+    """How drafts that a speculator sampled are accepted, as of `Sampling`; None keeps the seeded draws."""
 
     drafting: Drafting | None = None
     """Where drafts come from; `Drafting(sources=())` turns them off. Never changes a text."""

@@ -123,6 +123,9 @@ class ReaderLLM(ConstrainedLLM):
     )
     constraint: Constraint | None = Field(default=None, description="A language that answers are texts of.")
     logprobs: int | None = Field(default=None, description="Log-probabilities of this many tokens a place.")
+    draft_rule: str | None = Field(
+        default=None, description="How a speculator's sampled drafts are accepted."
+    )
 
     _engine: Engine = PrivateAttr()
 

@@ -379,3 +379,34 @@ def test_the_curve_starts_cold_and_rises_where_requests_are_alike() -> None:
     assert counts_up_to(30) == [0, 1, 2, 5, 10, 20, 30]
     with pytest.raises(SettingsError, match="leave some to learn from"):
         curve(alike, ReaderSystem, width=8, tests=9, progress=False)
+
+
+def test_a_conversation_is_tested_or_learned_from_as_a_whole() -> None:
+    alike = [soft(recording([40 + n], range(1, 30, 2), name=f"rag-{n:03d}")) for n in range(12)]
+    homes = [str(n // 4) for n in range(12)]
+    log: list[list[tuple[int, ...]]] = []
+    result = curve(alike, lambda: Spy(log), width=8, tests=4, conversations=homes, progress=False)
+    assert result["tests"] == 4
+    assert [point["seen"] for point in result["points"]] == [0, 1, 2, 5, 8], "the other two conversations"
+    with pytest.raises(SettingsError, match="every conversation would be tested"):
+        curve(alike, ReaderSystem, width=8, tests=4, conversations=["one"] * 12, progress=False)
+
+
+def test_the_curve_of_a_files_answers_takes_references_where_nobody_answered(
+    data: Path, tiny_model: Path, capsys: Any
+) -> None:
+    row = {
+        "id": "r",
+        "set": "x/reference",
+        "question": "What is a chunk?",
+        "reference": ANSWER,
+        "responses": {},
+    }
+    more = data.with_name("more.jsonl")
+    more.write_text(json.dumps(row) + "\n")
+    files = ["--data", str(data), str(more)]
+    assert main(["bench", "curve", *files, "--model", str(tiny_model), "--tests", "2", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    # Two conversations of four answers, and the reference: the middle one of the three is tested.
+    assert result["tests"] == 4
+    assert [point["seen"] for point in result["points"]] == [0, 1, 2, 5]

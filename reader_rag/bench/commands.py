@@ -22,6 +22,7 @@ from reader_rag.errors import SettingsError
 from reader_rag.settings import SOURCES
 
 if TYPE_CHECKING:
+    from reader_rag.bench.recording import Recording
     from reader_rag.bench.runs import Learning
     from reader_rag.bench.systems import ReaderSystem
 
@@ -90,9 +91,14 @@ def add_curve(kinds: Any) -> None:
         kinds,
         "curve",
         "how drafting gets better with use",
-        "Replays the same test recordings after 0, 1, 2, 5, 10, ... of the others have been seen.",
+        "Replays the same test recordings after 0, 1, 2, 5, 10, ... of the others have been seen. With --data they are the "
+        "rows' `responses` (hard evidence is all there is), and a conversation is tested or learned from as a whole.",
     )
-    one.add_argument("--recordings", required=True, metavar="FOLDER", help="recordings of `bench record`")
+    what = one.add_mutually_exclusive_group(required=True)
+    what.add_argument("--recordings", metavar="FOLDER", help="recordings of `bench record`")
+    what.add_argument(
+        "--data", nargs="+", metavar="FILE", help="JSON lines of questions with responses, one file or more"
+    )
     one.add_argument("--tests", type=int, default=20, metavar="N", help="recordings to test on")
     add_sets(one)
     one.add_argument("--limit", type=int, metavar="N", help="the first N of each set")
@@ -231,12 +237,28 @@ def _curve(args: argparse.Namespace) -> int:
 
     _check_width(args.width)
     tokenizer = _tokenizer(args.model)
+    recordings, conversations = _answers(args, tokenizer) if args.data else (_recordings(args, tokenizer), [])
     result = curve.curve(
-        _recordings(args, tokenizer), _reader_maker(args, tokenizer), width=args.width, tests=args.tests
+        recordings,
+        _reader_maker(args, tokenizer),
+        width=args.width,
+        tests=args.tests,
+        conversations=conversations,
     )
     if args.plot:
         plot_curve(result, args.plot)
     return put_out(args, result, curve.report(result))
+
+
+def _answers(args: argparse.Namespace, tokenizer: Any) -> tuple[list[Recording], list[str]]:
+    """The recorded answers of several files, and the conversation of each."""
+    from reader_rag.bench.replay import answers_of
+
+    found = []
+    for file in args.data:
+        given = answers_of(file, tokenizer, sets=names_of(args.sets), limit=args.limit)
+        found += [pair for answers in given.values() for pair in answers]
+    return [recording for _, recording in found], [row.conversation for row, _ in found]
 
 
 def _check_width(width: int) -> None:

@@ -22,10 +22,12 @@ def curve(
     *,
     width: int,
     tests: int = 20,
+    conversations: Sequence[str] = (),
     progress: bool = True,
 ) -> dict[str, Any]:
-    """`tests` recordings, evenly spread over each set, are replayed after 0, 1, 2, 5, 10, 20, 50, ... of the others were seen.
+    """About `tests` recordings, evenly spread, are replayed after 0, 1, 2, 5, 10, 20, 50, ... of the others were seen.
 
+    `conversations`, one name per recording, are tested or learned from as a whole; without them each recording is its own.
     The others come in a seeded random order and have other prompts; what a test teaches is forgotten again.
     Raises SettingsError when nothing would be left to learn from.
     """
@@ -33,11 +35,12 @@ def curve(
         raise SettingsError(
             f"{tests} test recordings of {len(recordings)}; use 1 or more and leave some to learn from"
         )
-    # Every k-th recording: sets lie one after the other, so each gives its share.
-    chosen = {round((number + 0.5) * len(recordings) / tests - 0.5) for number in range(tests)}
-    tested = [recording for number, recording in enumerate(recordings) if number in chosen]
-    prompts = {recording.prompt for recording in tested}
-    others = [recording for recording in recordings if recording.prompt not in prompts]
+    homes = list(conversations) or [str(number) for number in range(len(recordings))]
+    tested, others = _split(recordings, homes, tests)
+    if not others:
+        raise SettingsError(
+            "every conversation would be tested; use fewer tests and leave some to learn from"
+        )
     random.Random(SEED).shuffle(others)
     system = make()
     points: list[dict[str, Any]] = []
@@ -60,6 +63,23 @@ def curve(
                 }
             )
     return {"width": width, "tests": len(tested), "points": points}
+
+
+def _split(
+    recordings: Sequence[Recording], homes: Sequence[str], tests: int
+) -> tuple[list[Recording], list[Recording]]:
+    """Every k-th conversation, and the rest: sets lie one after the other, so each gives its share."""
+    units = list(dict.fromkeys(homes))
+    count = max(round(tests * len(units) / len(recordings)), 1)
+    chosen = {units[round((number + 0.5) * len(units) / count - 0.5)] for number in range(count)}
+    tested = [recording for recording, home in zip(recordings, homes, strict=True) if home in chosen]
+    prompts = {recording.prompt for recording in tested}
+    others = [
+        recording
+        for recording, home in zip(recordings, homes, strict=True)
+        if home not in chosen and recording.prompt not in prompts
+    ]
+    return tested, others
 
 
 def counts_up_to(most: int) -> list[int]:

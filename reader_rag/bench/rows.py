@@ -15,7 +15,8 @@ from reader_rag.store.chunk import Chunk
 class Row:
     """One question: the messages that are put to the model and the chunks that were retrieved for it.
 
-    responses: recorded answers by the name of who gave them. Rows of one conversation share what stands before "<::>" in their ids.
+    responses: recorded answers by the name of who gave them; where there are none, the reference answer.
+    Rows of one conversation share what stands before "<::>" in their ids.
     """
 
     id: str
@@ -72,6 +73,9 @@ def _row(line: str, where: str) -> Row:
         messages = tuple({"role": m["role"], "content": m["content"]} for m in raw.get("messages") or [])
         question = raw["question"]
         responses = tuple((str(name), str(text)) for name, text in (raw.get("responses") or {}).items())
+        reference = raw.get("reference")
+        if not responses and isinstance(reference, str) and reference.strip():
+            responses = (("reference", reference),)
         if not isinstance(question, str) or not question.strip():
             raise ValueError("its question is empty")
     except (ValueError, KeyError, TypeError, AttributeError) as error:

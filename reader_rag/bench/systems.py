@@ -77,6 +77,7 @@ class ReaderSystem:
         self._sources, self._forbidden, self._vocabulary = tuple(sources), forbidden, vocabulary
         self.memory = ScopeMemory(ChunkPool(), NgramTable() if ngrams is None else ngrams)
         self._answers: list[Tokens] = []
+        self._lent = False  # whether a copy reads the same pool of answers
         for answer in answers:
             self._learn_answer(answer)
 
@@ -107,18 +108,25 @@ class ReaderSystem:
         self._learn_answer(output)
 
     def _learn_answer(self, answer: Tokens) -> None:
+        if self._lent:  # indexing all answers takes long: only who learns one more does it
+            self._lent = False
+            self.memory.answers = ChunkPool()
+            for known in self._answers:
+                self.memory.learn_answer(known)
         self._answers.append(answer)
         self.memory.learn_answer(answer)
 
     def copy(self) -> ReaderSystem:
         """A system that knows the same; what either learns from now on, the other does not."""
-        return ReaderSystem(
+        twin = ReaderSystem(
             self._sources,
             forbidden=self._forbidden,
             vocabulary=self._vocabulary,
             ngrams=self.memory.ngrams.copy(),
-            answers=self._answers,
         )
+        twin.memory.answers, twin._answers = self.memory.answers, self._answers.copy()
+        self._lent = twin._lent = True
+        return twin
 
 
 def learn(system: System, recordings: Sequence[Recording]) -> None:

@@ -16,6 +16,8 @@ MODULES = (
     "reader_rag.store",
     "reader_rag.structured",
     "reader_rag.citations",
+    "reader_rag.draft.speculator",
+    "reader_rag.verify.stochastic",
     "reader_rag.errors",
     "langchain_reader_rag",
     "llama_index.llms.reader_rag",

@@ -255,7 +255,14 @@ class Loop:
                 limit = chain_limit = min(CANDIDATES, left)
             drafts.append(request.drafter.draft(request.pending[:chain_limit], limit, chain_limit))
             request.stats.draft_s += time.perf_counter() - began
-        return drafts if self._seconds is None else spend(drafts, self._seconds)
+        if self._seconds is None:
+            return drafts
+        drafts = spend(drafts, self._seconds)
+        for row, request in enumerate(requests):
+            if request.draws is not None:
+                left = request.budget - request.stats.tokens - 1
+                drafts[row] = request.draws.extend(drafts[row], request.drafter.source_names, left)
+        return drafts
 
     def _commit(
         self,
@@ -302,6 +309,10 @@ class Loop:
         def choose(node: int, path: Sequence[int]) -> int:
             if sampler.is_greedy_plain:
                 return best[node + 1]
+            if request.draws is not None:
+                token = request.draws.choose(logits[node + 1], [*tokens, *path], path)
+                if token is not None:
+                    return token
             return sampler.choose(logits[node + 1], [*tokens, *path], len(tokens) + len(path))
 
         if self._seconds is not None:

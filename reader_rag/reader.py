@@ -13,6 +13,7 @@ from typing import Any
 from reader_rag.cache import user_cache_dir
 from reader_rag.draft import Drafter, make_drafter
 from reader_rag.draft.corpus import Corpus
+from reader_rag.draws import plan_draws
 from reader_rag.engine import build_engine, vocabulary_of
 from reader_rag.errors import PromptError, ReaderError, SettingsError
 from reader_rag.load import Loaded, context_length, eos_ids, load_model
@@ -327,6 +328,8 @@ class Reader:
         if rules is not None and sources:
             sources = (GrammarSource(rules), *sources)
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(32)
+        sampler = Sampler(sampling, seed, self._eos, prompt_tokens=len(tokens), rules=rules)
+        sources, draws = plan_draws(sources, sampler, self.mode, self._vocabulary, drafter)
         drafter = drafter or make_drafter(
             [s if isinstance(s, str) else s.name for s in sources],
             chunk_tokens=[ids for chunk in given for ids in self._encodings(chunk.text)],
@@ -354,6 +357,7 @@ class Reader:
             budget=min(sampling.max_tokens, room),
             sampler=sampler,
             drafter=drafter,
+            draws=draws,
             text=text_stream(self.tokenizer, sampling.stop, self._control, use),
             stats=stats,
             chunks=(*given, *memory.recent(exclude={chunk.id for chunk in given})),

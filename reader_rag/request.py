@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from reader_rag.draft import Drafter
+from reader_rag.draws import Draws
 from reader_rag.stats import Stats, Step
 from reader_rag.store.chunk import Chunk
 from reader_rag.stream import TextStream
@@ -38,6 +39,7 @@ class Request:
     wants_evidence   whether the model's predictions at the prompt's positions are kept for drafting
     in_full          whether the whole answer is awaited, so that it may run ahead of its consumer
     arena, known     its KV, while it runs, and how many tokens of it the prefill has filled
+    draws            what it drafts by chance, if it has a `Sampling.draft_rule`
     pending          what a side branch of the last pass found: it leads the next draft
     shown            the text deltas so far
     steps, failure   what the consumer has not taken yet; an exception comes after the steps before it
@@ -53,6 +55,7 @@ class Request:
     chunks: tuple[Chunk, ...]
     started: float
     wants_evidence: bool
+    draws: Draws | None = None
     in_full: bool = False
     arena: Any = None
     known: int = 0

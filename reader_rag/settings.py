@@ -11,10 +11,12 @@ from typing import Any
 from reader_rag.errors import SettingsError
 from reader_rag.structured.constraint import Constraint
 
-__all__ = ["SOURCES", "Drafting", "Sampling"]
+__all__ = ["DRAFT_RULES", "SOURCES", "Drafting", "Sampling"]
 
 SOURCES = ("context", "chunks", "ngrams", "answers", "corpus")
 """The names that `Drafting.sources` may hold, and holds by default."""
+DRAFT_RULES = ("specinfer", "k_seq")
+"""What `Sampling.draft_rule` may be."""
 
 MIB = 1 << 20
 NUMBERS = (
@@ -44,6 +46,8 @@ class Sampling:
     constraint           a language that the answer must be a text of, see reader_rag.structured.Constraint
     logprobs             keep the log-probability of every token of the answer, and this many of the likeliest tokens at its
                          place (0 to 20); of the model's own distribution, before temperature, penalties and constraint
+    draft_rule           "specinfer" or "k_seq": a speculator's drafts are sampled, and accepted by chance under this rule. The
+                         text has the same distribution as without, but is another sample. None keeps the seeded draws
     """
 
     max_tokens: int = 256
@@ -61,6 +65,7 @@ class Sampling:
     processors: tuple[Callable[..., Any], ...] = ()
     constraint: Constraint | None = None
     logprobs: int | None = None
+    draft_rule: str | None = None
 
     def __post_init__(self) -> None:
         for name in NUMBERS:
@@ -101,6 +106,11 @@ class Sampling:
         _require(given is None or isinstance(given, Constraint), "constraint", given, mend)
         count = self.logprobs
         _require(count is None or 0 <= count <= 20, "logprobs", count, "use a number from 0 to 20, or None")
+        rule = self.draft_rule
+        mend = f"choose from {', '.join(DRAFT_RULES)}, or None"
+        _require(rule is None or rule in DRAFT_RULES, "draft_rule", rule, mend)
+        mend = "greedy answers draw nothing: set a temperature above 0, or leave draft_rule out"
+        _require(rule is None or self.temperature > 0, "draft_rule", rule, mend)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,20 +8,43 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 from reader_rag.draft.source import Evidence, Row
+from reader_rag.draft.tree import Draft
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
 
 DEPTH = 4  # tokens guessed one after the other
+BRANCHES = 3  # candidates drawn after each of them, where drafts are sampled
 TOP = 8  # continuations kept after each of them
 TRUST = (0.0, 0.75, 0.70, 0.65, 0.60)  # by depth
 CHUNK = 256  # tokens of the prompt read at once
+MOST_BRANCHES = 64
 
 Path = tuple[int, ...]
 """The tokens after the committed sequence."""
+
+
+class Proposal(Protocol):
+    """Next tokens that were drawn after one path, and what they were drawn from."""
+
+    @property
+    def candidates(self) -> tuple[int, ...]: ...
+
+    @property
+    def probs(self) -> NDArray[np.float64]: ...
+
+
+class Propose(Protocol):
+    """Draws candidates from a draft model's logits."""
+
+    def __call__(self, logits: torch.Tensor, prefix: Sequence[int], turn: int, count: int) -> Proposal:
+        """`count` candidates for what follows `prefix`. No two draws of a request have the same length of prefix and `turn`."""
 
 
 class Speculator:
@@ -29,22 +52,34 @@ class Speculator:
 
     model       a transformers causal LM with the target's vocabulary
     cost_ratio  seconds of its one-token pass over seconds of a pass of the target: what its guesses must bring in
+    depth       tokens guessed one after the other
+    branches    candidates drawn after each of them under `Sampling.draft_rule`
     """
 
     name = "speculator"
 
-    def __init__(self, model: Any, *, cost_ratio: float, depth: int = DEPTH) -> None:
+    def __init__(
+        self, model: Any, *, cost_ratio: float, depth: int = DEPTH, branches: int = BRANCHES
+    ) -> None:
         if not cost_ratio > 0.0:
             raise ValueError(
                 f"cost_ratio is {cost_ratio}: give seconds of a speculator's pass over the target's"
             )
         if depth < 1:
             raise ValueError(f"depth is {depth}: a speculator guesses at least 1 token")
-        self._model, self._cost_ratio, self._depth = model, cost_ratio, depth
+        if not 1 <= branches <= MOST_BRANCHES:
+            raise ValueError(f"branches is {branches}: draw 1 to {MOST_BRANCHES} candidates for a place")
+        self._model, self._cost_ratio, self._depth, self._branches = model, cost_ratio, depth, branches
 
     @classmethod
     def load(
-        cls, name: str, vocabulary: Mapping[str, int], *, cost_ratio: float, depth: int = DEPTH
+        cls,
+        name: str,
+        vocabulary: Mapping[str, int],
+        *,
+        cost_ratio: float,
+        depth: int = DEPTH,
+        branches: int = BRANCHES,
     ) -> Speculator:
         """Loads a hub id or folder. `vocabulary` is the target's (`tokenizer.get_vocab()`); ValueError for another one."""
         try:
@@ -55,11 +90,16 @@ class Speculator:
             ) from error
         check_vocabulary(name, AutoTokenizer.from_pretrained(name).get_vocab(), vocabulary)
         model = AutoModelForCausalLM.from_pretrained(name, dtype="auto").eval()
-        return cls(model, cost_ratio=cost_ratio, depth=depth)
+        return cls(model, cost_ratio=cost_ratio, depth=depth, branches=branches)
 
     def for_request(self) -> SpeculatorSource:
         """The source of one request."""
         return SpeculatorSource(self._model, Payoff(self._cost_ratio * self._depth), self._depth)
+
+    def for_sampling(self, propose: Propose) -> SampledSource:
+        """The source of one request whose drafts are drawn by `propose`."""
+        payoff = Payoff(self._cost_ratio * self._depth)
+        return SampledSource(self._model, payoff, self._depth, self._branches, propose)
 
 
 def check_vocabulary(name: str, own: Mapping[str, int], target: Mapping[str, int]) -> None:
@@ -163,7 +203,15 @@ class SpeculatorSource:
             row = self._row_after([*self._committed, *path])
 
     def _row_after(self, tokens: list[int]) -> Row:
-        """The best continuations of `tokens`, computed from where the cache agrees with them."""
+        """The best continuations of `tokens`."""
+        import torch
+
+        with torch.inference_mode():
+            probs, ids = torch.softmax(self._logits_after(tokens).float(), -1).topk(TOP)
+        return Row(zip(ids.tolist(), probs.tolist(), strict=True))
+
+    def _logits_after(self, tokens: list[int]) -> torch.Tensor:
+        """Logits [vocabulary] of what follows `tokens`, computed from where the cache agrees with them."""
         import torch
         from transformers import DynamicCache
 
@@ -180,9 +228,8 @@ class SpeculatorSource:
         with torch.inference_mode():
             for start in range(common, len(tokens), CHUNK):
                 logits = self._pass(tokens[start : start + CHUNK])
-            probs, ids = torch.softmax(logits.float(), -1).topk(TOP)
         self._cached = list(tokens)
-        return Row(zip(ids.tolist(), probs.tolist(), strict=True))
+        return logits
 
     def _pass(self, tokens: list[int]) -> torch.Tensor:
         """tokens [n] after the cache; the last one's logits [vocabulary]."""
@@ -191,3 +238,57 @@ class SpeculatorSource:
         given = torch.tensor([tokens], device=self._model.device)
         logits: torch.Tensor = self._model(given, use_cache=True, **{self._cache_name: self._cache}).logits
         return logits[0, -1]
+
+
+class SampledSource(SpeculatorSource):
+    """Draws its drafts: `branches` candidates after each of `depth` tokens, the first candidate being the next of these tokens.
+
+    It tells the mixture nothing. Its candidates are laid into the draft afterwards, all of them whatever they are: a choice
+    among them would change what they are samples of.
+    """
+
+    def __init__(self, model: Any, payoff: Payoff, depth: int, branches: int, propose: Propose) -> None:
+        super().__init__(model, payoff, depth)
+        self._branches, self._propose = branches, propose
+        self._turn = 0
+        self.proposals: dict[Path, Proposal] = {}
+        """What was drawn for the coming pass, by the path that it follows."""
+
+    def observe(self, tokens: Sequence[int], rows: Sequence[Row | None], prompt: bool) -> None:
+        self.proposals = {}  # first of all: if something raises, nothing stale is left
+        super().observe(tokens, rows, prompt)
+
+    def _guess(self) -> dict[Path, Row]:
+        self._turn += 1
+        drawn: dict[Path, Proposal] = {}
+        path: Path = ()
+        while len(drawn) < self._depth:
+            prefix = [*self._committed, *path]
+            proposal = self._propose(self._logits_after(prefix), prefix, self._turn, self._branches)
+            drawn[path] = proposal
+            path = (*path, proposal.candidates[0])
+        self.proposals = drawn
+        return {}
+
+    def extend(self, draft: Draft, origin: int, depth: int) -> Draft:
+        """`draft` with the candidates of the first `depth` levels, as nodes of the source `origin`; those it has are shared."""
+        places = {
+            (parent, token): node
+            for node, (parent, token) in enumerate(zip(draft.parents, draft.tokens, strict=True))
+        }
+        tokens, parents = list(draft.tokens), list(draft.parents)
+        tip = -1
+        for proposal in list(self.proposals.values())[: max(depth, 0)]:
+            for token in proposal.candidates:
+                if places.setdefault((tip, token), len(tokens)) == len(tokens):
+                    tokens.append(token)
+                    parents.append(tip)
+            tip = places[tip, proposal.candidates[0]]
+        added = len(tokens) - len(draft.tokens)
+        return replace(
+            draft,
+            tokens=tokens,
+            parents=parents,
+            probs=[*draft.probs, *[0.0] * added],
+            origins=[*draft.origins, *[origin] * added],
+        )

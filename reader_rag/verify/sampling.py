@@ -13,6 +13,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers.generation.logits_process import (
     MinPLogitsWarper,
     NoRepeatNGramLogitsProcessor,
@@ -80,10 +81,7 @@ class Sampler:
 
     def choose(self, logits: torch.Tensor, prefix: Sequence[int] | torch.Tensor, position: int) -> int:
         """The token at absolute `position`, after `prefix` (prompt, answer and the walk's own path). logits: [V]."""
-        scores = self.process(logits, prefix)
-        if self._rules is not None:
-            answer = [int(token) for token in prefix[self._prompt_tokens :]]
-            scores = self._rules.restrict(scores, answer, greedy=self.sampling.temperature == 0)
+        scores = self._allowed(logits, prefix)
         if self.sampling.temperature == 0:
             best = int(_argmax(scores[None])[0])
             if not torch.isfinite(scores[best]):
@@ -91,6 +89,22 @@ class Sampler:
             return best
         ids, kept = self.warp(scores)
         return _draw(ids, kept, uniform(self.seed, position))
+
+    def distribution(self, logits: torch.Tensor, prefix: Sequence[int] | torch.Tensor) -> NDArray[np.float64]:
+        """The probabilities [V] that `choose` draws from; logits [V] of this model or of another one."""
+        ids, kept = self.warp(self._allowed(logits, prefix))
+        probs = np.zeros(len(logits))
+        probs[ids.cpu().numpy()] = kept.detach().to("cpu").double().softmax(-1).numpy()
+        if not probs.sum() > 0:  # NaN included
+            raise ReaderError(_NOTHING_LEFT)
+        return probs
+
+    def _allowed(self, logits: torch.Tensor, prefix: Sequence[int] | torch.Tensor) -> torch.Tensor:
+        scores = self.process(logits, prefix)
+        if self._rules is None:
+            return scores
+        answer = [int(token) for token in prefix[self._prompt_tokens :]]
+        return self._rules.restrict(scores, answer, greedy=self.sampling.temperature == 0)
 
     def keep(self, logits: torch.Tensor, tokens: Sequence[int]) -> None:
         """Takes committed tokens and the logits [n, V] that each was chosen from; remembers them if logprobs are wanted."""
@@ -168,9 +182,13 @@ _NOTHING_LEFT = (
 )
 
 
-def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) that belongs to (seed, position): 53 bits of Philox, whatever was drawn before."""
-    return (int(np.random.Philox(key=seed, counter=position).random_raw()) >> 11) * 2.0**-53
+def uniform(seed: int, position: int, lane: int = 0) -> float:
+    """A number in [0, 1) that belongs to (seed, position, lane): 53 bits of Philox, whatever was drawn before.
+
+    Lane 0 chooses tokens; sampled drafts use others (reader_rag/draws.py).
+    """
+    counter = position + (lane << 64)
+    return (int(np.random.Philox(key=seed, counter=counter).random_raw()) >> 11) * 2.0**-53
 
 
 def _draw(ids: torch.Tensor, scores: torch.Tensor, u: float) -> int:

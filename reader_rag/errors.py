@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["LoadError", "MissingExtraError", "PromptError", "ReaderError", "SettingsError", "StoreError"]
+__all__ = [
+    "ContextError",
+    "LoadError",
+    "MissingExtraError",
+    "PromptError",
+    "ReaderError",
+    "SettingsError",
+    "StoreError",
+]
 
 
 class ReaderError(Exception):
@@ -19,6 +27,10 @@ class LoadError(ReaderError):
 
 class PromptError(ReaderError, ValueError):
     """A prompt is empty, malformed or longer than the context."""
+
+
+class ContextError(PromptError):
+    """A prompt is longer than the context."""
 
 
 class StoreError(ReaderError):

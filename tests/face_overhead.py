@@ -105,7 +105,7 @@ def measure(reader: Any, rounds: int, forget: Callable[[], object] = lambda: Non
 def added_ms() -> dict[str, float]:
     """Milliseconds that each face adds to the bare steps of a Reader that answers at once."""
     seconds = measure(InstantReader(), ROUNDS)
-    return {name: 1000 * (s - seconds["bare"]) for name, s in seconds.items() if name != "bare"}
+    return {name: round(1000 * (s - seconds["bare"]), 3) for name, s in seconds.items() if name != "bare"}
 
 
 def main() -> None:
@@ -119,10 +119,10 @@ def main() -> None:
         reader = Reader.load(drafting=Drafting(persist=False))
         seconds = measure(reader, args.rounds, reader.forget)
         tokens = len(reader.generate(QUESTION, sampling=Sampling(max_tokens=TOKENS)).tokens)
-        result |= {"model": reader.name, "model_tokens": tokens, "bare_s": seconds.pop("bare")}
-        result["measured_share"] = {name: s / result["bare_s"] - 1 for name, s in seconds.items()}
+        result |= {"model": reader.name, "model_tokens": tokens, "bare_s": round(seconds.pop("bare"), 4)}
+        result["measured_share"] = {name: round(s / result["bare_s"] - 1, 4) for name, s in seconds.items()}
         result["added_share"] = {
-            name: ms / 1000 / result["bare_s"] for name, ms in result["added_ms"].items()
+            name: round(ms / 1000 / result["bare_s"], 5) for name, ms in result["added_ms"].items()
         }
         print(f"{reader.name}: {tokens} tokens in {result['bare_s']:.2f} s", file=sys.stderr)
     print(f"{'':40}{'adds':>10}{'of the answer':>15}{'measured':>10}", file=sys.stderr)

@@ -276,6 +276,7 @@ def test_a_diverse_query_passes_over_repetitions() -> None:
     ("use", "message"),
     [
         (lambda s: s.query(asked(mode=VectorStoreQueryMode.HYBRID)), "mode 'hybrid': use default or mmr"),
+        (lambda s: s.query(asked(mode="sparse")), "mode 'sparse': use default or mmr"),
         (lambda s: s.query(asked(), top=3), "no option 'top'; it has: mmr_"),
         (lambda s: s.query(asked(k=0)), "k is 0"),
         (lambda s: s.query(VectorStoreQuery(query_str="apple")), "the query has no embedding"),

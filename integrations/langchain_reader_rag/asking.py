@@ -11,6 +11,7 @@ from langchain_core.messages.ai import UsageMetadata
 from langchain_core.runnables import RunnableConfig, ensure_config
 
 import reader_rag
+from langchain_reader_rag.errors import CallTimeoutError, langchain_errors
 from langchain_reader_rag.handoff import driven
 from reader_rag import Answer, Chunk, Drafting, Sampling, Step
 from reader_rag.errors import SettingsError
@@ -46,16 +47,17 @@ def steps(
     started = monotonic()
     running: list[Any] = []
     try:
-        for request in requests:
-            reader = request.load()
-            ask: Callable[..., Any] = reader.stream if streamed else reader.submit
-            given = {name: getattr(request, name) for name in GIVEN}
-            running.append(ask(request.prompt, **given, **request.tools))
+        with langchain_errors():
+            for request in requests:
+                reader = request.load()
+                ask: Callable[..., Any] = reader.stream if streamed else reader.submit
+                given = {name: getattr(request, name) for name in GIVEN}
+                running.append(ask(request.prompt, **given, **request.tools))
         for answering in running:
             for step in answering:
                 yield step
                 if step.answer is None and timeout is not None and monotonic() - started > timeout:
-                    raise TimeoutError(
+                    raise CallTimeoutError(
                         f"the answer was not complete after timeout={timeout} seconds: allow more, or lower max_tokens"
                     )
     finally:
@@ -93,6 +95,8 @@ def with_scope(config: RunnableConfig | None, options: dict[str, Any]) -> dict[s
 def configured_scope(config: RunnableConfig | None) -> str | None:
     """`config["configurable"]["reader_scope"]`, of this config or of the chain that is running."""
     scope = ensure_config(config).get("configurable", {}).get("reader_scope")
+    if scope == "":  # a tenant whose name got lost must not end up among the others
+        raise SettingsError("reader_scope is empty: name the scope, or leave it out for the face's own")
     return None if scope is None else str(scope)
 
 

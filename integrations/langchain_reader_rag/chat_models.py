@@ -21,6 +21,7 @@ from langchain_reader_rag.asking import (
     steps,
     usage,
 )
+from langchain_reader_rag.errors import langchain_errors
 from langchain_reader_rag.face import PER_REQUEST, SAMPLING, ReaderFace
 from langchain_reader_rag.handoff import driven
 from langchain_reader_rag.messages import message_chunks, reader_messages
@@ -198,18 +199,19 @@ class ChatReader(ReaderFace, BaseChatModel):
         self, messages: Sequence[BaseMessage], stop: list[str] | None, options: dict[str, Any]
     ) -> Request:
         known = [*SAMPLING, *PER_REQUEST, *TOOLS, "model", "response_format", "stream"]
-        refuse_unknown(options, known, "a call of ChatReader")
-        if options.get("response_format") is not None:
-            if options.get("constraint") is not None:
-                raise SettingsError("give a constraint or a response_format, not both")
-            options = {**options, "constraint": response_constraint(options["response_format"])}
-        return self._request(
-            reader_messages(messages),
-            stop,
-            options,
-            chunks=message_chunks(messages),
-            tools=self._tools(messages, options),
-        )
+        with langchain_errors():
+            refuse_unknown(options, known, "a call of ChatReader")
+            if options.get("response_format") is not None:
+                if options.get("constraint") is not None:
+                    raise SettingsError("give a constraint or a response_format, not both")
+                options = {**options, "constraint": response_constraint(options["response_format"])}
+            return self._request(
+                reader_messages(messages),
+                stop,
+                options,
+                chunks=message_chunks(messages),
+                tools=self._tools(messages, options),
+            )
 
     def _tools(self, messages: Sequence[BaseMessage], options: dict[str, Any]) -> dict[str, Any]:
         """The options of `Reader.stream` about tools; those that say nothing are left out."""

@@ -25,6 +25,7 @@ LOADING = (
     "exact",
     "context",
     "prefix_bytes",
+    "graphs",
     "cache_dir",
     "local_files_only",
     "model_kwargs",
@@ -59,6 +60,8 @@ class ReaderFace(BaseLanguageModel[Any]):
     """False is throughput mode: faster, and in bfloat16 another rounding may choose another token."""
     prefix_bytes: int | None = None
     """Cap of the KV kept for prompts that begin like earlier ones; None is the Reader's own."""
+    graphs: bool = True
+    """False runs the passes of a CUDA device without CUDA graphs."""
     context: int | None = None
     """Context length in tokens; None is the model's own."""
     cache_dir: str | Path | None = None
@@ -186,7 +189,9 @@ class ReaderFace(BaseLanguageModel[Any]):
             loading = {name: getattr(self.reader, name, None) for name in shaping}
         else:
             loading = {
-                n: value for n, value in self._loading().items() if n not in ("cache_dir", "prefix_bytes")
+                n: value
+                for n, value in self._loading().items()
+                if n not in ("cache_dir", "prefix_bytes", "graphs")
             }
         return {"model": self._model_name(), **{name: str(value) for name, value in loading.items()}}
 
@@ -238,6 +243,8 @@ class ReaderFace(BaseLanguageModel[Any]):
         """A call with its options checked; reads the config's scope, so it runs before the first yield."""
         face = self._of_model(options.get("model"))
         documents = options.get("documents")
+        if options.get("scope") == "":
+            raise SettingsError("scope is empty: name it, or leave it out for the face's own")
         drafting = options.get("drafting", self.drafting)
         if drafting is not None and not isinstance(drafting, Drafting):
             raise SettingsError("drafting must be a Drafting, as in Drafting(sources=())")

@@ -20,6 +20,7 @@ from langchain_reader_rag.asking import (
     usage,
     with_scope,
 )
+from langchain_reader_rag.errors import langchain_errors
 from langchain_reader_rag.face import PER_REQUEST, SAMPLING, ReaderFace
 from langchain_reader_rag.handoff import driven
 from reader_rag import Answer, Step
@@ -162,16 +163,18 @@ class ReaderLLM(ReaderFace, BaseLLM):
                     yield chunk
 
     def _requests(self, prompts: list[str], stop: list[str] | None, options: dict[str, Any]) -> list[Request]:
-        refuse_unknown(options, [*TEXT_OPTIONS, *PER_REQUEST, "model"], "a call of ReaderLLM")
-        raw = options.get("raw", self.raw)
-        return [self._request(prompt, stop, options, raw=raw) for prompt in prompts]
+        with langchain_errors():
+            refuse_unknown(options, [*TEXT_OPTIONS, *PER_REQUEST, "model"], "a call of ReaderLLM")
+            raw = options.get("raw", self.raw)
+            return [self._request(prompt, stop, options, raw=raw) for prompt in prompts]
 
     def _with_text_options(self, options: dict[str, Any]) -> tuple["ReaderLLM", dict[str, Any]]:
         """This face with the call's model and sampling options as its own, and the options that remain."""
         own = {name: value for name, value in options.items() if name in TEXT_OPTIONS}
         face = self._of_model(options.get("model"))
         if own:
-            self._sampling(own)
+            with langchain_errors():
+                self._sampling(own)
             face = face.model_copy(update=own)
             face.__dict__.pop("_serialized", None)
         return face, {n: value for n, value in options.items() if n not in own and n != "model"}

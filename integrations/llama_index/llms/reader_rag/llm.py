@@ -44,6 +44,7 @@ LOADING_OPTIONS = (
     "rows",
     "exact",
     "prefix_bytes",
+    "graphs",
     "cache_dir",
     "local_files_only",
     "model_kwargs",
@@ -92,6 +93,7 @@ class ReaderLLM(ConstrainedLLM):
     rows: int | None = Field(default=None, frozen=True, description="Requests per pass; chosen if None.")
     exact: bool = Field(default=True, frozen=True, description="False: throughput mode.")
     prefix_bytes: int | None = Field(default=None, frozen=True, description="KV kept for later turns.")
+    graphs: bool = Field(default=True, frozen=True, description="False: no CUDA graphs on a CUDA device.")
     context_window: int | None = Field(default=None, frozen=True, description="Prompt and answer, in tokens.")
     cache_dir: str | Path | None = Field(default=None, frozen=True, description="For converted weights.")
     local_files_only: bool = Field(default=False, frozen=True, description="Never ask the hub.")
@@ -194,7 +196,7 @@ class ReaderLLM(ConstrainedLLM):
 
     def offer(self, chunks: Sequence[Chunk], scope: str | None = None) -> None:
         """Put chunks into the scope's pool, by default this model's; they wait for a model not loaded yet."""
-        self._engine.offer(chunks, scope or self.scope)
+        self._engine.offer(chunks, self.scope if scope is None else scope)
 
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:

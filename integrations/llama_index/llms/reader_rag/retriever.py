@@ -57,7 +57,8 @@ class ReaderRetriever(BaseRetriever):
         self.k = k
         self.draft_k = draft_k
         self.reader = reader
-        self.scope = scope or (reader.scope if isinstance(reader, ReaderLLM) else "default")
+        own = reader.scope if isinstance(reader, ReaderLLM) else "default"
+        self.scope = own if scope is None else scope
         super().__init__(**options)
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:

@@ -78,7 +78,8 @@ class ReaderVectorStore(BasePydanticVectorStore):
             raise SettingsError(f"draft_k is {draft_k}: offer at least 1 node")
         opened = _opened(store, embedder)
         super().__init__(stores_text=True, is_embedding_query=not opened.embeds)
-        self.scope = scope or (reader.scope if isinstance(reader, ReaderLLM) else "default")
+        own = reader.scope if isinstance(reader, ReaderLLM) else "default"
+        self.scope = own if scope is None else scope
         self.draft_k = draft_k
         self._store = opened
         self._reader = reader
@@ -161,9 +162,8 @@ class ReaderVectorStore(BasePydanticVectorStore):
             if offered:
                 self._offer([*hits, *self._store.search_vector(vector, max(k, offered), where)])
             return _result(hits)
-        raise SettingsError(
-            f"a store of vectors cannot answer a query of mode {query.mode.value!r}: use default or mmr"
-        )
+        mode = str(getattr(query.mode, "value", query.mode))  # LlamaIndex passes on a plain text as it is
+        raise SettingsError(f"a store of vectors cannot answer a query of mode {mode!r}: use default or mmr")
 
     def _vector(self, query: VectorStoreQuery) -> Any:
         if self._store.embeds and query.query_str:
@@ -176,7 +176,7 @@ class ReaderVectorStore(BasePydanticVectorStore):
 
     def _offer(self, hits: Sequence[Hit]) -> None:
         if self._reader is not None and hits:
-            scope = active_instrument_tags.get().get(SCOPE_TAG) or self.scope
+            scope = active_instrument_tags.get().get(SCOPE_TAG, self.scope)
             self._reader.offer(chunks_from([node_from(hit.chunk) for hit in hits]), scope=scope)
 
     # Async: the same in a worker thread, so that the event loop stays free

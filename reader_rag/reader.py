@@ -15,7 +15,7 @@ from reader_rag.draft import Drafter, make_drafter
 from reader_rag.draft.corpus import Corpus
 from reader_rag.draws import plan_draws
 from reader_rag.engine import build_engine, vocabulary_of
-from reader_rag.errors import PromptError, ReaderError, SettingsError
+from reader_rag.errors import ContextError, PromptError, ReaderError, SettingsError
 from reader_rag.load import Loaded, context_length, eos_ids, load_model
 from reader_rag.loop import Loop
 from reader_rag.memory import Memory
@@ -319,7 +319,7 @@ class Reader:
         if not tokens:
             raise PromptError("the prompt has no tokens; pass a question")
         if room < 1:
-            raise PromptError(
+            raise ContextError(
                 f"the prompt has {len(tokens)} tokens and {self.name} takes {self.context_length}; "
                 "retrieve fewer or shorter chunks, or shorten the conversation"
             )

@@ -94,7 +94,7 @@ def counts_up_to(most: int) -> list[int]:
 def report(result: dict[str, Any]) -> str:
     """The curve as a table for people."""
     lines = [
-        f"{result['tests']} test prompts, width {result['width']}",
+        f"{result['tests']} test answers, width {result['width']}",
         f"{'seen':>6}{'tokens':>10}{'tokens/pass':>13}",
     ]
     lines += [

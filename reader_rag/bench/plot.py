@@ -33,18 +33,15 @@ def plot_curve(result: dict[str, Any], file: str | Path) -> Path:
     """Tokens per pass over the number of requests seen before; the first point has seen none."""
     figure, grid = _panels(1, 1)
     axes = grid[0][0]
-    points = result["points"]
-    axes.plot(
-        [point["seen"] for point in points],
-        [point["tokens_per_pass"] for point in points],
-        marker="o",
-        color=OURS,
-    )
+    seen = [point["seen"] for point in result["points"]]
+    axes.plot(seen, [point["tokens_per_pass"] for point in result["points"]], marker="o", color=OURS)
     axes.set_xscale("symlog", linthresh=1)
-    axes.set_xticks([point["seen"] for point in points], [str(point["seen"]) for point in points])
+    ticks = [count for count in seen[:-1] if 1.5 * count < seen[-1]] + seen[-1:]  # the last two may lie close
+    axes.set_xticks(ticks, [str(count) for count in ticks])
+    axes.minorticks_off()
     axes.set_xlabel("other requests seen before")
     axes.set_ylabel("tokens per pass")
-    axes.set_title(f"{result['tests']} test prompts, width {result['width']}")
+    axes.set_title(f"{result['tests']} test answers, width {result['width']}")
     axes.grid(alpha=0.3)
     return _save(figure, file)
 

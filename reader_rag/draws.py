@@ -45,7 +45,7 @@ class Draws:
     def __init__(self, speculator: Speculator, sampler: Sampler, vocabulary: int) -> None:
         self._sampler, self._vocabulary = sampler, vocabulary
         self._rule = RULES[str(sampler.sampling.draft_rule)]
-        self.source = speculator.for_sampling(self._propose)
+        self.source = speculator.for_sampling(self._propose, sampler.eos_ids)
 
     def extend(self, draft: Draft, names: Sequence[str], left: int) -> Draft:
         """`draft` with all candidates that can matter to an answer of `left` more tokens; names: the drafter's sources."""

@@ -96,10 +96,10 @@ class Speculator:
         """The source of one request."""
         return SpeculatorSource(self._model, Payoff(self._cost_ratio * self._depth), self._depth)
 
-    def for_sampling(self, propose: Propose) -> SampledSource:
-        """The source of one request whose drafts are drawn by `propose`."""
+    def for_sampling(self, propose: Propose, ends: frozenset[int] = frozenset()) -> SampledSource:
+        """The source of one request whose drafts are drawn by `propose`; nothing is drawn after a token of `ends`."""
         payoff = Payoff(self._cost_ratio * self._depth)
-        return SampledSource(self._model, payoff, self._depth, self._branches, propose)
+        return SampledSource(self._model, payoff, self._depth, self._branches, propose, ends)
 
 
 def check_vocabulary(name: str, own: Mapping[str, int], target: Mapping[str, int]) -> None:
@@ -247,10 +247,19 @@ class SampledSource(SpeculatorSource):
     among them would change what they are samples of.
     """
 
-    def __init__(self, model: Any, payoff: Payoff, depth: int, branches: int, propose: Propose) -> None:
+    def __init__(
+        self,
+        model: Any,
+        payoff: Payoff,
+        depth: int,
+        branches: int,
+        propose: Propose,
+        ends: frozenset[int] = frozenset(),
+    ) -> None:
         super().__init__(model, payoff, depth)
-        self._branches, self._propose = branches, propose
+        self._branches, self._propose, self._ends = branches, propose, ends
         self._turn = 0
+        self._failure: Exception | None = None
         self.proposals: dict[Path, Proposal] = {}
         """What was drawn for the coming pass, by the path that it follows."""
 
@@ -258,16 +267,27 @@ class SampledSource(SpeculatorSource):
         self.proposals = {}  # first of all: if something raises, nothing stale is left
         super().observe(tokens, rows, prompt)
 
+    def root(self) -> Path:
+        if self._failure is not None:
+            raise self._failure
+        return super().root()
+
     def _guess(self) -> dict[Path, Row]:
         self._turn += 1
-        drawn: dict[Path, Proposal] = {}
+        self.proposals = {}
         path: Path = ()
-        while len(drawn) < self._depth:
+        while len(self.proposals) < self._depth and not self._ends.intersection(path):
             prefix = [*self._committed, *path]
-            proposal = self._propose(self._logits_after(prefix), prefix, self._turn, self._branches)
-            drawn[path] = proposal
+            try:
+                proposal = self._propose(self._logits_after(prefix), prefix, self._turn, self._branches)
+            except Exception as error:
+                if not path:
+                    raise
+                # What was drawn stays for this pass: to take it back for what followed from it would be a choice among draws.
+                self._failure = error
+                break
+            self.proposals[path] = proposal
             path = (*path, proposal.candidates[0])
-        self.proposals = drawn
         return {}
 
     def extend(self, draft: Draft, origin: int, depth: int) -> Draft:

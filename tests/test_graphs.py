@@ -41,7 +41,7 @@ def tiny(kind):
     if kind == "qwen2":
         return t.Qwen2ForCausalLM(t.Qwen2Config(**SHAPE)).eval()
     if kind == "one window":
-        return t.MistralForCausalLM(t.MistralConfig(**SHAPE, sliding_window=24)).eval()
+        return t.MistralForCausalLM(t.MistralConfig(**SHAPE, sliding_window=3)).eval()  # ends inside a tree
     layers = ["sliding_attention", "full_attention"]
     config = t.Gemma3TextConfig(**SHAPE, head_dim=16, sliding_window=24, layer_types=layers)
     return t.Gemma3ForCausalLM(config).eval()
@@ -78,7 +78,7 @@ class Twins:
             plain, recorded, length = self.requests[name]
             chain = min(self.forward.chain_limit(length), self.rng.randrange(WIDTH))
             side = self.rng.randrange(WIDTH - chain)
-            parents = [*range(-1, chain - 1), *[self.rng.randrange(-1, chain) for _ in range(side)]]
+            parents = [*range(-1, chain - 1), *[self.rng.randrange(-1, chain + i) for i in range(side)]]
             tokens = [self.rng.randrange(VOCABULARY) for _ in range(1 + chain + side)]
             for arena, kept in zip((plain, recorded), jobs, strict=True):
                 kept.append(Job(arena, length, tokens, parents))
@@ -135,6 +135,36 @@ def test_a_row_that_outgrows_its_seat_takes_its_recordings_along():
     gc.collect()
     for _ in range(4):
         twins.check("long", "longer")
+
+
+def test_a_row_grows_inside_a_long_seat_without_leaving_it():
+    forward = forward_of()
+    passes = RecordedPasses(forward, EagerRecorder(), record_after=0)
+    twins = Twins(forward, passes)
+    twins.open("long", 600)
+    twins.check("long")
+    storage = passes._seats.storage(0)
+    del twins.requests["long"]
+    gc.collect()
+    twins.open("short", 240)
+    while twins.requests["short"][2] < 270:
+        twins.check("short")
+    assert passes._seats.storage(0) is storage
+    arena = twins.requests["short"][1]
+    arena.reserve(arena.slots + 1)
+    assert arena.storage[0][0] is storage[0][0]
+    assert arena.slots < storage[0][0].shape[2]
+
+
+def test_logits_outlast_the_next_pass():
+    forward = forward_of()
+    passes = RecordedPasses(forward, EagerRecorder(), record_after=0)
+    arena = forward.new_arena()
+    forward.prefill(arena, [1, 2, 3], 0, want_logits=False)
+    (first,) = passes.decode([Job(arena, 3, [4], [])])
+    kept = first.clone()
+    passes.decode([Job(arena, 3, [5], [])])
+    assert torch.equal(first, kept)
 
 
 def test_kept_keys_serve_the_next_request_from_the_same_seat_or_as_a_copy():

@@ -1,4 +1,4 @@
-"""What differs between two passes of one shape: a static buffer that the host fills, and masks that the device computes from it."""
+"""What goes into and out of passes of one shape: a static buffer that the host fills, masks that the device computes, logits."""
 
 from __future__ import annotations
 
@@ -37,6 +37,24 @@ class Inputs:
     def slots(self, positions: torch.Tensor) -> torch.Tensor:
         """Where the nodes' keys are written [R, W]: one slot after another from the root's position on."""
         return positions[:, :1] + self._nodes
+
+
+class Output:
+    """The logits of the latest pass, in one static buffer that all recordings share."""
+
+    def __init__(self) -> None:
+        self._logits: torch.Tensor | None = None
+
+    def put(self, logits: torch.Tensor) -> None:
+        """Takes logits [R * W, V]; the first ones make the buffer, so their pass must not be recorded."""
+        if self._logits is None:
+            self._logits = torch.empty_like(logits)
+        self._logits.copy_(logits)
+
+    def copy(self) -> torch.Tensor:
+        """The logits, safe from the next pass."""
+        assert self._logits is not None
+        return self._logits.clone()
 
 
 class Keys:

@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 
 from reader_rag.verify.arena import Arena, Storage, Stretch
-from reader_rag.verify.buffers import Inputs, Keys
+from reader_rag.verify.buffers import Inputs, Keys, Output
 from reader_rag.verify.forward import FixedForward, Job, bucket_edge
 from reader_rag.verify.seats import BakedRow, Seats
 
@@ -98,7 +98,7 @@ class RecordedPasses:
         self._passes: OrderedDict[tuple[int, ...], _Pass] = OrderedDict()  # longest unused first
         self._inputs = Inputs(forward.rows, forward.width, forward.device)
         self._idle: Storage | None = None
-        self._logits: torch.Tensor | None = None
+        self._output = Output()
 
     @torch.inference_mode()
     def decode(self, jobs: Sequence[Job]) -> list[torch.Tensor] | None:
@@ -128,8 +128,7 @@ class RecordedPasses:
             self._passes.clear()
             log.warning("decoding passes are no longer recorded: %s", self.failure)
             return None
-        assert self._logits is not None
-        logits = self._logits.clone()  # the next pass writes the buffer again
+        logits = self._output.copy()
         return [
             logits[seat * width : seat * width + len(job.tokens)]
             for seat, job in zip(seats, jobs, strict=True)
@@ -162,7 +161,7 @@ class RecordedPasses:
 
     def _step(self, shape: tuple[int, ...]) -> Step:
         """The work of a pass of this shape. Every tensor that it touches is one of its own, of a seat, or static."""
-        forward, inputs = self._forward, self._inputs
+        forward, inputs, output = self._forward, self._inputs, self._output
         views = [view or bucket_edge(0) + forward.width for view in shape]
         storages = [
             self._seats.storage(seat) if view else self._idle_storage(shape)
@@ -187,9 +186,7 @@ class RecordedPasses:
             logits = forward.run(
                 forward.model, stretches, ids.reshape(1, -1), positions.reshape(1, -1), masks, keep=0
             )
-            if self._logits is None:  # made by the first pass, which is never recorded
-                self._logits = torch.empty_like(logits)
-            self._logits.copy_(logits)
+            output.put(logits)
 
         return step
 

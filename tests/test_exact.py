@@ -122,8 +122,8 @@ def test_the_demo_model_in_bfloat16_is_exact_greedy_and_seeded(demo_folder, tmp_
     reader = Reader.load(demo_folder, dtype="bfloat16", device="cpu", width=WIDTH, cache_dir=tmp_path)
     assert reader.mode == "exact", reader.mode_reason
     prompt, chunks = prompts(2)[1]
-    check(reader, prompt, chunks, Sampling(max_tokens=24))
-    check(reader, prompt, chunks, Sampling(max_tokens=24, temperature=0.8, seed=1))
+    check(reader, prompt, chunks, Sampling(max_tokens=16))
+    check(reader, prompt, chunks, Sampling(max_tokens=16, temperature=0.8, seed=1))
 
 
 @pytest.mark.exact

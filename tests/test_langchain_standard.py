@@ -55,7 +55,7 @@ class ChatModel:
             "reader": self.live,
             "tool_format": "hermes",
             "tool_choice": "first",
-            "frequency_penalty": 0.6,
+            **self.penalty,
         }
 
     @property

@@ -34,6 +34,11 @@ def test_the_script_runs_end_to_end_and_its_last_line_is_json(rows_file, demo_fo
     (result,) = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
     assert result["exact"] == {rows: {"single": True, "batched": True} for rows in ("1", "2")}
     assert result["mode"] == "exact"
+    for check in result["graphs"].values():
+        assert (check["equal"], check["reason"], check["used"]) == (True, None, False)
+        assert check["replays"] >= 3
+        assert check["not_used"] == "CUDA graphs need a CUDA device"
+    assert all(result["pass_ms_unrecorded"][rows] > 0 for rows in ("1", "2"))
     assert all(result["pass_ms"][rows] > result["floor_ms"][rows] > 0 for rows in ("1", "2"))
     assert all(
         result["replay"][rows]["tokens_per_pass"] > 1.5 for rows in ("1", "2")
@@ -45,6 +50,14 @@ def test_a_told_answer_is_the_answer_whatever_the_weights_say():
     for length, token in ((3, 7), (4, 8)):
         scores = told(torch.zeros(1, length, dtype=torch.long), torch.randn(1, 20))
         assert scores.argmax() == token
+
+
+def test_a_replay_that_differs_fails_the_check(rows_file, demo_folder, capsys, monkeypatch):
+    monkeypatch.setattr(gpu, "why_not_recorded", lambda *args: "a replayed pass differs")
+    arguments = ["--data", str(rows_file), "--tiny", "--rows", "1", "--limit", "1", "--width", "4"]
+    assert gpu.main(arguments) == 1
+    (result,) = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
+    assert result["graphs"]["1"]["reason"] == "a replayed pass differs"
 
 
 def test_without_a_device_it_says_how_to_run(rows_file, capsys, monkeypatch):

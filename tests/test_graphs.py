@@ -12,6 +12,7 @@ import torch
 from reader_rag import Reader, Sampling, engine
 from reader_rag.load import load_model
 from reader_rag.verify.attention import use_grouped_attention
+from reader_rag.verify.buffers import Inputs, Keys
 from reader_rag.verify.forward import FixedForward, Job
 from reader_rag.verify.graphs import CudaRecorder, EagerRecorder, RecordedPasses
 from reader_rag.verify.kernels import twin_of
@@ -193,6 +194,22 @@ def test_a_seat_that_another_row_needs_is_left_with_all_keys():
         twins.open(name, length)
     for name in "abcabcaabbcc":
         twins.check(name)
+
+
+@pytest.mark.parametrize("kind", ["llama", "one window", "two windows"])
+def test_masks_made_on_the_device_are_those_made_on_the_host(kind):
+    forward = forward_of(kind, rows=3)
+    branch = [-1, -1, -1, 2, 3, 4, 5]  # slots and depths differ, and a window of 3 ends inside
+    jobs = [Job(forward.new_arena(), at, range(WIDTH), branch) for at in (0, 130, 255)]
+    blocks = [forward._block(job, WIDTH) for job in jobs]
+    inputs = Inputs(3, WIDTH, CPU)
+    inputs.fill(dict(enumerate(jobs)))
+    keys = Keys([block.stretch.view for block in blocks], WIDTH, CPU)
+    _, positions, inner = inputs.read()
+    for layers in forward.layer_kinds:
+        window = forward.window if layers == "sliding_attention" else None
+        made = keys.mask(positions, inner, window, forward.dtype)
+        assert torch.equal(made, forward._mask(layers, blocks))
 
 
 def test_each_static_buffer_matters(monkeypatch):

@@ -4,7 +4,8 @@
 
 Weights are random, so answers cannot be real: recorded answers are *replayed*. The walk is told the recorded tokens (a logits
 processor names them), so acceptance is that of the recorded text and every pass costs what it costs. Speeds of replays are labelled so.
-`--tiny` runs the same script on a small model and any device.
+Decoding passes are timed with and without recording, and replays are compared with unrecorded passes bit for bit: CUDA graphs on a CUDA
+device, elsewhere the same step called again. `--tiny` runs the same script on a small model and any device.
 """
 
 from __future__ import annotations
@@ -23,10 +24,13 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qw
 
 from reader_rag.bench.rows import read_rows
 from reader_rag.bench.speed import greedy_generate, machine
+from reader_rag.engine import recorder_for, vocabulary_of
 from reader_rag.load import Loaded, load_model
 from reader_rag.reader import Reader
 from reader_rag.settings import Drafting, Sampling
 from reader_rag.verify.forward import FixedForward, Job
+from reader_rag.verify.graphs import RECORD_AFTER, EagerRecorder, RecordedPasses
+from reader_rag.verify.selfcheck import why_not_recorded
 
 OFF = Drafting(sources=(), persist=False)
 SHAPES: dict[str, PreTrainedConfig] = {
@@ -98,22 +102,44 @@ def check_exact(reader: Reader, prompts: Sequence[list[int]]) -> dict[str, bool]
     return results
 
 
-def pass_ms(reader: Reader, context: int, rounds: int = 10) -> float:
-    """Milliseconds of a decoding pass over `context` filled positions, all rows busy: the median of `rounds`."""
+def check_graphs(reader: Reader) -> dict[str, Any]:
+    """Whether replays of new recordings give the bits of unrecorded passes, why not, and what the reader itself does."""
     forward = reader._forward
     assert isinstance(forward, FixedForward)
+    passes = RecordedPasses(forward, recorder_for(reader.device) or EagerRecorder())
+    reason = why_not_recorded(forward, passes, vocabulary_of(reader.model))
+    return {
+        "equal": reason is None,
+        "reason": reason,
+        "replays": passes.replays,
+        "used": reader.graphs,
+        "not_used": reader.graphs_reason,
+    }
+
+
+def pass_ms(reader: Reader, context: int, *, recorded: bool, rounds: int = 10) -> float:
+    """Milliseconds of a decoding pass over `context` filled positions, all rows busy: the median of `rounds`.
+
+    recorded: from a recording that was made before, or calling the model. On a device without graphs a recording is an eager one.
+    """
+    forward, before = reader._forward, reader._forward.recorded  # type: ignore[union-attr]
+    assert isinstance(forward, FixedForward)
+    recorder = recorder_for(reader.device) or EagerRecorder()
+    forward.recorded = RecordedPasses(forward, recorder) if recorded else None
+    warm_up = RECORD_AFTER + 3  # the first writes to the arenas, then passes up to the recording
     jobs = [
         Job(forward.new_arena(), context, [1] * forward.width, range(-1, forward.width - 2))
         for _ in range(forward.rows)
     ]
     times = []
-    for turn in range(rounds + 2):
+    for turn in range(warm_up + rounds):
         _wait(reader.device)
         start = time.perf_counter()
         forward.decode(jobs)
         _wait(reader.device)
-        if turn > 1:
+        if turn >= warm_up:
             times.append(time.perf_counter() - start)
+    forward.recorded = before
     return 1000 * statistics.median(times)
 
 
@@ -212,7 +238,9 @@ def run(
             "mode": first.mode,
         }
         result["exact"] = {str(count): check_exact(engine, prompts) for count, engine in engines.items()}
-        result["pass_ms"] = {str(c): round(pass_ms(e, 1024), 3) for c, e in engines.items()}
+        result["graphs"] = {str(count): check_graphs(engine) for count, engine in engines.items()}
+        for name, replayed in (("pass_ms", True), ("pass_ms_unrecorded", False)):
+            result[name] = {str(c): round(pass_ms(e, 1024, recorded=replayed), 3) for c, e in engines.items()}
         result["floor_ms"] = {str(c): round(floor_ms(e, 1024), 3) for c, e in engines.items()}
         result["generate_tokens_per_s"] = round(generate_tokens_per_s(first, prompts[0], 32), 2)
         if device.type == "cuda":
@@ -229,7 +257,7 @@ def _wait(device: torch.device) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the check; a table on stderr, one JSON document as the last line of stdout. Exit code 1 when a text differs."""
+    """Runs the check; a table on stderr, one JSON document as the last line of stdout. Exit code 1 when a text or a replay differs."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", required=True, metavar="FILE", help="rows with recorded responses")
     parser.add_argument(
@@ -256,7 +284,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps(result, indent=1), file=sys.stderr)
     print(json.dumps({"results": results}))
     exact = all(ok for result in results for checks in result["exact"].values() for ok in checks.values())
-    return 0 if exact else 1
+    replayed = all(check["equal"] for result in results for check in result["graphs"].values())
+    return 0 if exact and replayed else 1
 
 
 if __name__ == "__main__":

@@ -200,3 +200,24 @@ def test_a_source_is_not_asked_where_the_others_leave_too_little_but_scored_all_
     assert late.asked == [0]
     assert mixture.learned[1][1][1] > 0.0
     assert {token for token, _ in mixture.predict(mixture.root(), floor=0.0)} == {1, 2}
+
+
+def test_an_origin_is_the_larger_share_even_where_the_smaller_one_could_no_longer_be_outweighed() -> None:
+    half, whole = Says("half", 1, 0.6), Says("whole", 1, 0.58)
+    half._evidence = Evidence(0.6, 1, {1: 0.6, 2: 0.4}, [])
+    mixture = Mixture([half, whole], priors=NO_PRIORS)
+    node = mixture.root()
+    shares = [0.0, 0.0]
+    for weight, _, number, evidence in mixture._claims(node, 0.0):
+        shares[number] += weight * evidence.likelihood(1)
+    assert shares[0] > shares[1]
+    assert mixture.origin(node, 1) == 0
+
+
+def test_only_sources_that_are_asked_follow_a_draft() -> None:
+    sure, late = Says("sure", 1, 0.95), Says("late", 2, 0.9)
+    mixture = Mixture([sure, late], priors=NO_PRIORS)
+    node = mixture.advance(mixture.advance(mixture.root(), 3), 4)
+    mixture.predict(node, floor=0.5)
+    assert sure.asked == [4]
+    assert mixture.state(node, 1) == 4, "and the others catch up when they are"

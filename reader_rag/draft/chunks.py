@@ -14,10 +14,11 @@ TRUST = (0.0, 0.0, 0.20, 0.30, 0.40, 0.50, 0.60, 0.65, 0.70)  # by length; behin
 
 _SHARE = tuple(exp(-STEP * shorter) for shorter in range(LONGEST + 1))
 
-_BITS = 4
-_MASK = (1 << _BITS) - 1
-Matches = tuple[int, ...]  # place in a ChunkIndex << _BITS | length of the match
-State = tuple[int, tuple[Matches, ...]]  # last token, and the matches in each index
+_COUNTED = 15  # lengths that a state tells apart
+Matches = tuple[tuple[int, tuple[int, ...]], ...]
+"""In one ChunkIndex, the longest matches first: (length, places of what followed)."""
+State = tuple[int, tuple[Matches, ...]]
+"""The last token, and the matches in each index."""
 
 
 class ChunkSource:
@@ -45,20 +46,10 @@ class ChunkSource:
 
     def advance(self, state: State, token: int) -> State:
         before, tracked = state
-        moved = []
+        moved: list[Matches] = []
         for index, old in zip(self._indexes, tracked, strict=True):
-            following = index.following
-            new = [
-                (code >> _BITS) + 1 << _BITS | min((code & _MASK) + 1, _MASK)
-                for code in old
-                if following(code >> _BITS) == token
-            ]
-            if len(new) < MATCHES:
-                found = index.find(before, token)
-                if found:
-                    taken = {code >> _BITS for code in new}
-                    new += [place << _BITS | 2 for place in found if place not in taken][: MATCHES - len(new)]
-            moved.append(tuple(new))
+            fresh = index.find(before, token)
+            moved.append(_moved(index, old, fresh, token) if old else ((2, fresh),) if fresh else ())
         return token, tuple(moved)
 
     def predict(self, state: State) -> list[Evidence]:
@@ -68,12 +59,15 @@ class ChunkSource:
         weight = OWN if len(self._indexes) > 1 else 1.0
         longest = 0
         for index, matches in zip(self._indexes, state[1], strict=True):
-            for code in matches:
-                token = index.following(code >> _BITS)
-                if token is not None:
-                    length = min(code & _MASK, LONGEST)
-                    longest = max(longest, length)
-                    found.append((token, length, weight))
+            for length, places in matches:
+                if length > LONGEST:
+                    length = LONGEST
+                for place in places:
+                    token = index.token(place)
+                    if token is not None:
+                        found.append((token, length, weight))
+                        if length > longest:
+                            longest = length
             weight = 1.0
         if not found:
             return []
@@ -91,8 +85,25 @@ class ChunkSource:
         best: tuple[int, int] | None = None
         longest = 0
         for index, matches in zip(self._indexes, state[1], strict=True):
-            for code in matches:
-                if code & _MASK > longest and index.following(code >> _BITS) == token:
-                    longest = code & _MASK
-                    best = index.split((code >> _BITS) + 1)
+            for length, places in matches:
+                if length > longest:
+                    copied = next((place for place in places if index.token(place) == token), None)
+                    if copied is not None:
+                        longest, best = length, index.split(copied)
         return best
+
+
+def _moved(index: ChunkIndex, old: Matches, fresh: tuple[int, ...], token: int) -> Matches:
+    """The matches that `token` continues, and those that begin with it, up to MATCHES."""
+    moved: list[tuple[int, tuple[int, ...]]] = []
+    taken: list[int] = []
+    for length, places in old:
+        kept = [place + 1 for place in places if index.token(place) == token]
+        if kept:
+            moved.append((length + 1 if length < _COUNTED else length, tuple(kept)))
+            taken += kept
+    if taken:
+        fresh = tuple([place for place in fresh if place not in taken][: max(MATCHES - len(taken), 0)])
+    if fresh:
+        moved.append((2, fresh))
+    return tuple(moved)

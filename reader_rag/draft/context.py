@@ -1,7 +1,7 @@
 """The `context` source: this request's own prompt and output, by suffix matches of any length, hard and soft."""
 
+from collections import deque
 from collections.abc import Sequence
-from heapq import nlargest
 from math import exp
 
 from reader_rag.draft.source import Evidence, Row
@@ -13,7 +13,7 @@ OUTPUT = 5.0  # a match in the output weighs this many times one in the prompt
 HARD = (0.15, 0.15, 0.30, 0.45, 0.60, 0.70, 0.75, 0.80, 0.85)
 TRUST = (0.40, 0.55, 0.60, 0.70, 0.75, 0.80, 0.85, 0.85, 0.85)  # where the fitted table has no entry
 _SHARE = tuple(exp(-STEP * shorter) for shorter in range(LONGEST + 1))
-_LEAST_SHARE = 3  # a match this much shorter than the longest is not worth its time
+_LEAST_SHARE = 1  # a match shorter than the longest by more than this only blurs what the longer ones say
 
 # Evidence of length 0 is a habit, whatever the tail: the shares of three views of what this text keeps saying.
 SAID, FAVOURED, PASSED_OVER = 0.55, 0.25, 0.20
@@ -24,11 +24,9 @@ HABITS = 16  # tokens named by the evidence of length 0
 HARD_ONLY = 20  # added to the level of matches at which the model's predictions are not known
 HABITS_UP_TO = 2  # beside matches of this length and less
 
-State = tuple[int, ...]
-"""Earlier occurrences of the tail's last token: position << _BITS | length of the match."""
-_BITS = 4
-_MASK = (1 << _BITS) - 1
-_NEXT = (1 << _BITS) + 1  # one position further, one token longer
+State = tuple[tuple[int, tuple[int, ...]], ...]
+"""Earlier occurrences of the tail by length, the longest first: (length of the match, where what followed it stands)."""
+_COUNTED = 15  # lengths that a state tells apart
 
 
 class ContextSource:
@@ -42,30 +40,26 @@ class ContextSource:
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
-        self._rows: list[Row | None] = []  # [i] predicts what follows token i; the last is not known yet
-        self._positions: dict[int, list[int]] = {}
+        self._rows: list[Row | None] = []  # [i] is the prediction that token i was chosen from
+        self._followers: dict[int, list[int]] = {}  # where what followed a token stands, the latest last
         self._state: State = ()
         self._prompt = 0
-        self._said: dict[int, int] = {}  # counts of the last SAID_TOKENS tokens
-        self._counted = 0  # tokens that have been taken into them
-        self._habits: dict[int, float] | None = None
+        self._habit = _Habit()
+        self._habits: Evidence | None = None
 
     def observe(self, tokens: Sequence[int], rows: Sequence[Row | None], prompt: bool) -> None:
-        known, positions = self._tokens, self._positions
+        known, followers = self._tokens, self._followers
         start = len(known)
-        if self._rows and tokens:
-            self._rows[-1] = rows[0]
         known.extend(tokens)
-        self._rows.extend(rows[1:])
-        if tokens:
-            self._rows.append(None)
+        self._rows.extend(rows)
         # Only matches that reach the end matter, and none of their lengths beyond what a state can say.
-        first = max(start, len(known) - _MASK - 1) if prompt else start
+        first = max(start, len(known) - _COUNTED - 1) if prompt else start
         for place in range(start, first):
-            positions.setdefault(known[place], []).append(place)
+            followers.setdefault(known[place], []).append(place + 1)
         for place in range(first, len(known)):
-            self._state = self._advance(self._state, known[place], place)
-            positions.setdefault(known[place], []).append(place)
+            token = known[place]
+            self._state = self._advance(self._state, token)
+            followers.setdefault(token, []).append(place + 1)
         if prompt:
             self._prompt = len(known)
         self._habits = None
@@ -77,101 +71,155 @@ class ContextSource:
         return self._state
 
     def advance(self, state: State, token: int) -> State:
-        return self._advance(state, token, len(self._tokens))
-
-    def _advance(self, state: State, token: int, end: int) -> State:
-        """`end`: the tokens before it may be matched; the last of them has nothing after it yet."""
+        moved = self._advance(state, token)
         known = self._tokens
-        end -= 1
-        moved = []
-        for code in state:
-            position = code >> _BITS
-            if position < end and known[position + 1] == token:
-                moved.append(code + _NEXT if code & _MASK < _MASK else code + _NEXT - 1)
-        room = POSITIONS - len(moved)
+        if not known or token != known[-1]:
+            return moved
+        end = len(known)  # what follows the last committed token is not known yet
+        return tuple(
+            (length, left)
+            for length, places in moved
+            if (left := tuple([place for place in places if place != end]))
+        )
+
+    def _advance(self, state: State, token: int) -> State:
+        known = self._tokens
+        moved: list[tuple[int, tuple[int, ...]]] = []
+        taken: list[int] = []
+        for length, places in state:
+            kept = [place + 1 for place in places if known[place] == token]
+            if kept:
+                moved.append((length + 1 if length < _COUNTED else length, tuple(kept)))
+                taken += kept
+        room = POSITIONS - len(taken)
         if room > 0:
-            fresh = self._positions.get(token)
-            if fresh is not None:
-                taken = {code >> _BITS for code in moved}
-                moved += [
-                    position << _BITS | 1 for position in fresh[: -room - 1 : -1] if position not in taken
-                ]
+            followers = self._followers.get(token)
+            if followers is not None:
+                fresh = followers[: -room - 1 : -1]
+                if taken:
+                    fresh = [place for place in fresh if place not in taken]
+                if fresh:
+                    moved.append((1, tuple(fresh)))
         return tuple(moved)
 
     def predict(self, state: State) -> list[Evidence]:
-        known, rows = self._tokens, self._rows
-        end = len(known) - 1
-        longest = 0
-        for code in state:
-            length = code & _MASK
-            if length > longest and code >> _BITS < end:
-                longest = length
-        if longest > LONGEST:
-            longest = LONGEST
-        found: list[Evidence] = []
-        if longest:
-            hards: dict[int, float] = {}
-            soft: list[tuple[float, Row]] = []
-            total = 0.0
-            for code in state:
-                length, position = code & _MASK, code >> _BITS
-                shorter = longest - length
-                if shorter > _LEAST_SHARE or position >= end:
-                    continue
-                weight = _SHARE[shorter] if shorter > 0 else 1.0
-                if position >= self._prompt:
-                    weight *= OUTPUT
-                total += weight
-                following = known[position + 1]
-                row = rows[position]
-                if row is None:
-                    hards[following] = hards.get(following, 0.0) + weight
-                    continue
-                hard = weight * HARD[length if length < LONGEST else LONGEST]
-                hards[following] = hards.get(following, 0.0) + hard
-                soft.append((weight - hard, row))
-            hards = {token: weight / total for token, weight in hards.items()}
-            soft = [(weight / total, row) for weight, row in soft]
-            level = longest if soft else longest + HARD_ONLY
-            found.append(Evidence(TRUST[longest], level, hards, soft))
-        if longest <= HABITS_UP_TO:
-            if self._habits is None:
-                self._habits = self._habit()
-            found.append(Evidence(TRUST[0], 0, self._habits, []))
+        if not state:
+            return [self._habitual()]
+        found = [self._matched(state)]
+        if state[0][0] <= HABITS_UP_TO:
+            found.append(self._habitual())
         return found
+
+    def _matched(self, state: State) -> Evidence:
+        """What followed the matches and what the model expected there; longer matches and those in the output weigh more."""
+        known, rows, prompt = self._tokens, self._rows, self._prompt
+        longest = min(state[0][0], LONGEST)
+        hards: dict[int, float] = {}
+        get = hards.get
+        soft: list[tuple[float, Row]] = []
+        total = 0.0
+        for length, places in state:
+            shorter = longest - length
+            if shorter > _LEAST_SHARE:
+                break
+            there = _SHARE[shorter] if shorter > 0 else 1.0
+            here = there * OUTPUT
+            part = HARD[length if length < LONGEST else LONGEST]
+            for place in places:
+                weight = there if place <= prompt else here
+                total += weight
+                following = known[place]
+                row = rows[place]
+                if row is None:
+                    hards[following] = get(following, 0.0) + weight
+                    continue
+                hard = weight * part
+                hards[following] = get(following, 0.0) + hard
+                soft.append((weight - hard, row))
+        level = longest if soft else longest + HARD_ONLY
+        return Evidence(
+            TRUST[longest],
+            level,
+            {token: weight / total for token, weight in hards.items()},
+            [(weight / total, row) for weight, row in soft],
+        )
+
+    def _habitual(self) -> Evidence:
+        if self._habits is None:
+            self._habits = Evidence(TRUST[0], 0, self._habit.of(self._tokens, self._rows, self._prompt), [])
+        return self._habits
 
     def locate(self, state: State, token: int) -> tuple[None, int] | None:
         """The position whose longest match `token` continues."""
         known = self._tokens
-        end = len(known) - 1
-        copied = [code for code in state if code >> _BITS < end and known[(code >> _BITS) + 1] == token]
-        return (None, (max(copied, key=lambda code: (code & _MASK, code)) >> _BITS) + 1) if copied else None
+        copied = [(length, place) for length, places in state for place in places if known[place] == token]
+        return (None, max(copied)[1]) if copied else None
 
-    def _habit(self) -> dict[int, float]:
-        """What this text says often, and what the model's predictions of the output have lately favoured."""
-        known, counts = self._tokens, self._said
-        for place in range(max(self._counted, len(known) - SAID_TOKENS), len(known)):
-            token = known[place]
-            counts[token] = counts.get(token, 0) + 1
-        for place in range(max(0, self._counted - SAID_TOKENS), min(self._counted, len(known) - SAID_TOKENS)):
-            token = known[place]
-            if counts[token] == 1:
-                del counts[token]
-            else:
-                counts[token] -= 1
+
+class _Habit:
+    """What a text says often, and what the model's predictions of the output have lately favoured; kept up token by token."""
+
+    def __init__(self) -> None:
+        self._counted = 0  # tokens of the text that are in what follows
+        self._said: dict[int, int] = {}  # counts of the last SAID_TOKENS tokens
+        self._again: dict[int, int] = {}  # those above 1
+        self._favoured: dict[int, float] = {}  # sums of the last FAVOURED_ROWS predictions
+        self._latest: deque[Row] = deque()  # these predictions
+
+    def of(self, known: Sequence[int], rows: Sequence[Row | None], prompt: int) -> dict[int, float]:
+        """The HABITS likeliest tokens and their shares."""
+        self._count(known)
+        favoured, latest = self._favoured, self._latest
+        for row in rows[max(self._counted, prompt, 1) :]:
+            if row is not None:
+                latest.append(row)
+                for token, prob in row.items():
+                    favoured[token] = favoured.get(token, 0.0) + prob
+        while len(latest) > FAVOURED_ROWS:
+            for token, prob in latest.popleft().items():
+                left = favoured[token] - prob
+                if left > _NOTHING:
+                    favoured[token] = left
+                else:
+                    del favoured[token]
         self._counted = len(known)
-        share = SAID / min(len(known), SAID_TOKENS)
-        sums = {token: share * count for token, count in counts.items()}
 
-        end = len(self._rows) - 1
-        start = max(self._prompt - 1, end - FAVOURED_ROWS, 0)
-        latest = [row for row in self._rows[start:end] if row is not None]
-        for age, row in enumerate(reversed(latest)):
-            share = FAVOURED / len(latest)
-            passed_over = PASSED_OVER / PASSED_OVER_ROWS if age < PASSED_OVER_ROWS else 0.0
-            came = known[end - age] if passed_over else -1
-            for token, prob in row.items():
-                weight = share if token == came else share + passed_over
-                sums[token] = sums.get(token, 0.0) + weight * prob
-        best = nlargest(HABITS, sums.items(), key=lambda item: (item[1], -item[0]))
-        return dict(best)
+        once = SAID / max(1, min(len(known), SAID_TOKENS))
+        sums = {token: once * count for token, count in self._again.items()}
+        if latest:
+            said, share = self._said, FAVOURED / len(latest)
+            for token, prob in favoured.items():
+                sums[token] = once * said.get(token, 0) + share * prob
+            for age in range(min(PASSED_OVER_ROWS, len(latest))):
+                came = known[-1 - age]
+                for token, prob in latest[-1 - age].items():
+                    if token != came:
+                        sums[token] += PASSED_OVER / PASSED_OVER_ROWS * prob
+        # Nothing that was said once and never favoured can be among the best if enough others beat it.
+        best = [(-share, token) for token, share in sums.items() if share > once]
+        if len(best) < HABITS:
+            sums = dict.fromkeys(self._said, once) | sums
+            best = [(-share, token) for token, share in sums.items()]
+        best.sort()
+        return {token: -negative for negative, token in best[:HABITS]}
+
+    def _count(self, known: Sequence[int]) -> None:
+        """Takes in the tokens that came, and lets those go that stand too far back now."""
+        said, again = self._said, self._again
+        for token in known[max(self._counted, len(known) - SAID_TOKENS) :]:
+            said[token] = count = said.get(token, 0) + 1
+            if count > 1:
+                again[token] = count
+        gone = max(0, min(self._counted, len(known) - SAID_TOKENS))
+        for token in known[max(0, self._counted - SAID_TOKENS) : gone]:
+            count = said[token] - 1
+            if count > 1:
+                said[token] = again[token] = count
+            elif count:
+                said[token] = count
+                del again[token]
+            else:
+                del said[token]
+
+
+_NOTHING = 1e-9  # what is left of a sum of probabilities once they have all been taken off again

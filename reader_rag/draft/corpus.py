@@ -12,9 +12,11 @@ from reader_rag.draft.source import Array, Evidence, Row
 
 LONGEST, SHORTEST = 16, 2  # tokens of a match
 SORTED_BY = 32  # tokens that the order of suffixes depends on, a power of two above LONGEST
+FIRST = 4096  # tokens whose suffixes are remembered
 SAMPLED = 64  # continuations that are counted, evenly spread over the matches
 TRUST = (0.0, 0.0, 0.10, 0.20, 0.30, 0.40, 0.50, 0.55, 0.60, 0.65, 0.65, 0.70, 0.70, 0.70, 0.75, 0.75, 0.75)
 SEPARATOR = -1  # stands after every document; no token is negative, so no match crosses it
+NOWHERE = -2  # stands in no document
 
 TOKENS, SUFFIXES = "tokens.npy", "suffixes.npy"
 
@@ -31,6 +33,11 @@ class Corpus:
                 f"{len(tokens)} tokens with {len(suffixes)} suffixes: the corpus is damaged, build it again"
             )
         self.tokens, self.suffixes = tokens, suffixes
+        # Single numbers are read in half the time through these.
+        self._token_at, self._suffix_at = tokens.data, suffixes.data
+        self._first: dict[
+            int, tuple[int, int]
+        ] = {}  # where suffixes begin that begin with a token, once looked up
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -75,14 +82,15 @@ class Corpus:
 
     def narrow(self, low: int, high: int, depth: int, token: int) -> tuple[int, int]:
         """Of the suffixes [low, high), which share their first `depth` tokens, those that go on with `token`."""
-        return self._bound(low, high, depth, token), self._bound(low, high, depth, token + 1)
+        low = self._bound(low, high, depth, token)
+        return low, self._bound(low, high, depth, token + 1)
 
     def _bound(self, low: int, high: int, depth: int, token: int) -> int:
         """The first of the suffixes [low, high) whose token at `depth` is not below `token`."""
-        tokens, suffixes, size = self.tokens, self.suffixes, len(self.tokens)
+        tokens, suffixes, size = self._token_at, self._suffix_at, len(self.tokens)
         while low < high:
             middle = (low + high) // 2
-            place = int(suffixes[middle]) + depth
+            place = suffixes[middle] + depth
             if place < size and tokens[place] >= token:
                 high = middle
             else:
@@ -91,17 +99,34 @@ class Corpus:
 
     def find(self, pattern: Sequence[int]) -> tuple[int, int]:
         """The suffixes that begin with `pattern`."""
-        low, high = 0, len(self.tokens)
-        for depth, token in enumerate(pattern):
-            low, high = self.narrow(low, high, depth, token)
+        if not pattern:
+            return 0, len(self.tokens)
+        first = self._first.get(pattern[0])
+        if first is None:
+            if len(self._first) >= FIRST:
+                self._first.clear()
+            self._first[pattern[0]] = first = self.narrow(0, len(self.tokens), 0, pattern[0])
+        low, high = first
+        for depth in range(1, len(pattern)):
             if low == high:
                 break
+            low, high = self.narrow(low, high, depth, pattern[depth])
         return low, high
 
-    def places(self, low: int, high: int) -> NDArray[np.int64]:
-        """Where the suffixes [low, high) begin: all of them, or SAMPLED evenly spread ones."""
+    def after(self, low: int, high: int, length: int) -> list[int]:
+        """The tokens `length` behind the beginnings of the suffixes [low, high): of all, or of SAMPLED evenly spread ones."""
+        tokens = self._token_at
         step = max(1, -(-(high - low) // SAMPLED))
-        return np.asarray(self.suffixes[low:high:step], np.int64)
+        return [tokens[place + length] for place in self._suffix_at[low:high:step]]
+
+    def place(self, number: int) -> int:
+        """Where the suffix with this number in their order begins."""
+        place: int = self._suffix_at[number]
+        return place
+
+    def text(self, place: int, length: int) -> tuple[int, ...]:
+        """`length` tokens from `place`."""
+        return tuple(self._token_at[place : place + length])
 
 
 def _sorted_suffixes(text: NDArray[np.int32]) -> NDArray[np.integer[Any]]:
@@ -123,8 +148,8 @@ def _sorted_suffixes(text: NDArray[np.int32]) -> NDArray[np.integer[Any]]:
     return order.astype(kind)
 
 
-State = tuple[tuple[int, ...], int, int, int]
-"""The last LONGEST tokens; length of the longest match of their end; and its suffixes [low, high)."""
+State = tuple[int, int, int, int]
+"""The last token; length of the longest match of the tail's end; and its suffixes [low, high)."""
 
 
 class CorpusSource:
@@ -134,17 +159,13 @@ class CorpusSource:
 
     def __init__(self, corpus: Corpus) -> None:
         self._corpus = corpus
-        self._state: State = ((), 0, 0, 0)
+        self._size = len(corpus)
+        self._state: State = (NOWHERE, 0, 0, 0)
 
     def observe(self, tokens: Sequence[int], rows: Sequence[Row | None], prompt: bool) -> None:
-        if not tokens:
-            return
-        if len(tokens) <= 4:
-            for token in tokens:
-                self._state = self.advance(self._state, token)
-        else:
-            tail = (*self._state[0], *tokens)[-LONGEST:]
-            self._state = (tail, *self._longest(tail, LONGEST))
+        # A match of the last LONGEST tokens tells all that predict() can tell apart.
+        for token in tokens[-LONGEST:] if prompt else tokens:
+            self._state = self.advance(self._state, token)
 
     def observe_branch(self, context: Sequence[int], row: Row) -> None:
         """A corpus is hard evidence."""
@@ -153,14 +174,20 @@ class CorpusSource:
         return self._state
 
     def advance(self, state: State, token: int) -> State:
-        tail, length, low, high = state
-        tail = (*tail[-LONGEST + 1 :], token)
+        last, length, low, high = state
+        if not self._size:
+            return state
         if SHORTEST <= length < SORTED_BY - 1:
-            low, high = self._corpus.narrow(low, high, length, token)
-            if low < high:
-                return tail, length + 1, low, high
+            further = self._corpus.narrow(low, high, length, token)
+            if further[0] < further[1]:
+                return token, length + 1, *further
+        if length < SHORTEST:
+            tail: tuple[int, ...] = (last, token)
+        else:  # the end of what matched so far can be read off the corpus
+            place = self._corpus.place(low)
+            tail = (*self._corpus.text(place + max(0, length - LONGEST + 1), min(length, LONGEST - 1)), token)
         # No match can be longer than the last one with this token.
-        return (tail, *self._longest(tail, max(length, SHORTEST)))
+        return token, *self._longest(tail, max(length, SHORTEST))
 
     def _longest(self, tail: tuple[int, ...], at_most: int) -> tuple[int, int, int]:
         """The longest end of `tail` that stands in the corpus; halving works, since ends of a match match too."""
@@ -180,10 +207,8 @@ class CorpusSource:
         _, length, low, high = state
         if length < SHORTEST:
             return []
-        tokens = self._corpus.tokens
         counts: dict[int, int] = {}
-        for place in (self._corpus.places(low, high) + length).tolist():
-            token = int(tokens[place])
+        for token in self._corpus.after(low, high, length):
             if token != SEPARATOR:
                 counts[token] = counts.get(token, 0) + 1
         if not counts:
@@ -198,5 +223,5 @@ class CorpusSource:
         if length >= SHORTEST:
             low, high = self._corpus.narrow(low, high, length, token)
             if low < high:
-                return None, int(self._corpus.suffixes[low]) + length
+                return None, self._corpus.place(low) + length
         return None

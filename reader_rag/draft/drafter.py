@@ -109,7 +109,7 @@ class Drafter:
             raise ValueError(
                 "origins are known of the latest draft only, until its verdict: ask before observe()"
             )
-        place = self._guarded[source].locate(self._mixture.states(above)[source], token)
+        place = self._guarded[source].locate(self._mixture.state(above, source), token)
         return Origin(source) if place is None else Origin(source, *place)
 
     def learned(self) -> dict[tuple[str, int], tuple[float, float]]:

@@ -1,6 +1,7 @@
 """One calibrated distribution from the evidence of all sources."""
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from reader_rag.draft.hedge import Hedge
@@ -9,9 +10,9 @@ from reader_rag.draft.source import Evidence, Row, Source
 
 CHILDREN = 16  # next tokens considered after one node
 PRIOR = 12.0  # sightings that a source's own trust is worth where the fitted table has no entry
-LEAST_WEIGHT = 0.003  # evidence that weighs less cannot bring a token into the draft
+LEAST_WEIGHT = 0.01  # evidence that weighs less cannot bring a token into the draft
 LEAST_OF_FLOOR = 0.3  # nor can evidence that weighs less than this share of the probability asked for
-CERTAIN = 0.98  # no token is taken to be likelier
+CERTAIN = 0.8  # a node is not asked for what would have to be likelier than this
 UNFORESEEN = 1e-3  # likelihood of a token that no evidence names
 UNION = 0.95  # prior weight of the union of all sources; the sources alone share the rest
 FORGETTING = 0.02  # share of the weights that returns to the prior at each token
@@ -20,11 +21,11 @@ Claim = tuple[float, float, int, Evidence]  # (weight, trust, source, evidence)
 
 
 class Node:
-    """One tail: its last token after another node's, and once it was predicted from, the sources' states and evidence."""
+    """One tail: its last token after another node's; the sources' states and evidence, as far as they were asked for."""
 
     __slots__ = ("claims", "parent", "states", "token", "whole")
 
-    def __init__(self, parent: "Node | None", token: int, states: list[Any] | None) -> None:
+    def __init__(self, parent: "Node | None", token: int, states: list[Any]) -> None:
         self.parent, self.token = parent, token
         self.states = states
         self.claims: list[Claim] | None = None
@@ -61,6 +62,17 @@ class Mixture:
         self.hedge = Hedge([UNION, *([(1.0 - UNION) / alone] * alone)] if alone > 1 else [1.0], FORGETTING)
         # What each source said in the states of this draft: equal contexts met again share one lookup (GSD, 2407.16207).
         self._said: list[dict[Any, list[Evidence]]] = [{} for _ in self.sources]
+        # source -> level -> trust, where the fitted table has an entry
+        self._trusts = [{level: a / (a + b) for level, (a, b) in fitted.items()} for fitted in self._fitted]
+        self._unknown: list[Any] = [_UNKNOWN] * len(self.sources)
+        # What a draft calls a hundred times, bound once.
+        self._advances = [source.advance for source in self.sources]
+        self._asked = [
+            (number, source.predict, said, trusts)
+            for number, (source, said, trusts) in enumerate(
+                zip(self.sources, self._said, self._trusts, strict=True)
+            )
+        ]
 
     def root(self) -> Node:
         """The node of the committed sequence. What was said before it grew is forgotten."""
@@ -69,21 +81,18 @@ class Mixture:
         return Node(None, -1, [source.root() for source in self.sources])
 
     def advance(self, node: Node, token: int) -> Node:
-        return Node(node, token, None)
+        return Node(node, token, self._unknown[:])
 
-    def states(self, node: Node) -> list[Any]:
-        """Each source's state. Worked out when first asked for: half of a draft's nodes are leaves that nobody asks."""
+    def state(self, node: Node, number: int) -> Any:
+        """A source's state. Worked out when first asked for: of most nodes only the most trusted sources are asked."""
         path = []
-        while node.states is None and node.parent is not None:
+        while (state := node.states[number]) is _UNKNOWN and node.parent is not None:
             path.append(node)
             node = node.parent
-        states = node.states or []
+        advance = self._advances[number]
         for node in reversed(path):
-            token = node.token
-            node.states = states = [
-                source.advance(state, token) for source, state in zip(self.sources, states, strict=True)
-            ]
-        return states
+            node.states[number] = state = advance(state, node.token)
+        return state
 
     def predict(self, node: Node, floor: float = 0.0) -> list[tuple[int, float]]:
         """The next tokens of a probability above `floor`, the likeliest first; probabilities sum to at most 1."""
@@ -122,56 +131,67 @@ class Mixture:
         rest = 1.0
         node.whole = True
         found: list[tuple[float, int, Evidence]] = []  # (trust, source, evidence)
-        for number, state in enumerate(self.states(node)):
+        states = node.states
+        for number, predict, said, trusts in self._asked:
             if rest < floor:
                 node.whole = False
                 break
-            learned, fitted = self.learned[number], self._fitted[number]
-            for evidence in self._ask(number, state):
-                level = evidence.level
-                counts = fitted.get(level)
-                upheld, claims = learned.get(level, _NOTHING)
-                if counts is None:
-                    trust = (PRIOR * evidence.trust + upheld) / (PRIOR + claims)
-                else:
-                    a, b = counts
-                    trust = (a + upheld) / (a + b + claims)
-                found.append((trust, number, evidence))
+            state = states[number]
+            if state is _UNKNOWN:
+                state = self.state(node, number)
+            try:
+                evidence = said.get(state)
+            except TypeError:  # a state that cannot be hashed is asked about each time
+                evidence = predict(state)
+            else:
+                if evidence is None:
+                    said[state] = evidence = predict(state)
+            for piece in evidence:
+                trust = trusts.get(piece[1])
+                if trust is None:
+                    trust = self._trust(number, piece)
+                found.append((trust, number, piece))
                 rest *= 1.0 - trust
-        found.sort(key=_by_trust)
+        found.sort(key=_BY_TRUST, reverse=True)
         weights = self.hedge.weights
         left = weights[0]
-        alone = weights[1:]  # what each source's own more trusted evidence left over of its weight
         node.claims = weighed = []
-        for trust, number, evidence in found:
+        if len(weights) == 1:
+            for trust, number, piece in found:
+                weight = left * trust
+                left -= weight
+                weighed.append((weight, trust, number, piece))
+            return weighed
+        alone = weights[1:]  # what each source's own more trusted evidence left over of its weight
+        for trust, number, piece in found:
             weight = left * trust
             left -= weight
-            if alone:
-                own = alone[number] * trust
-                alone[number] -= own
-                weight += own
-            weighed.append((weight, trust, number, evidence))
+            own = alone[number] * trust
+            alone[number] -= own
+            weighed.append((weight + own, trust, number, piece))
         return weighed
 
-    def _ask(self, number: int, state: Any) -> list[Evidence]:
-        said = self._said[number]
-        try:
-            evidence = said.get(state)
-        except TypeError:  # a state that cannot be hashed is asked about each time
-            return self.sources[number].predict(state)
-        if evidence is None:
-            said[state] = evidence = self.sources[number].predict(state)
-        return evidence
+    def _trust(self, number: int, evidence: Evidence) -> float:
+        """How far evidence is believed that the fitted table does not know."""
+        upheld, claims = self.learned[number].get(evidence.level, _NOTHING)
+        return (PRIOR * evidence.trust + upheld) / (PRIOR + claims)
 
     def origin(self, node: Node, token: int) -> int:
         """The source that contributed most to `token` after `node`."""
         shares = [0.0] * len(self.sources)
-        left = 1.0
-        for weight, _, number, evidence in node.claims or self._claims(node, 0.0):
-            shares[number] += weight * evidence.likelihood(token)
+        left, total = 1.0, 0.0
+        for weight, _, number, (_, _, hard, soft) in node.claims or self._claims(node, 0.0):
+            prob = hard.get(token, 0.0)
+            for share, row in soft:
+                if token in row:
+                    prob += share * row[token]
             left -= weight
-            if shares[number] > left:  # what is left cannot outweigh it
-                return number
+            if prob > 0.0:
+                prob *= weight
+                total += prob
+                shares[number] = prob = shares[number] + prob
+                if prob > total - prob + left:  # all the others, and all that is left, cannot outweigh it
+                    return number
         return shares.index(max(shares))
 
     def learn(self, node: Node, token: int) -> None:
@@ -180,24 +200,32 @@ class Mixture:
         responsible: list[float] = []
         likelihood = UNFORESEEN
         alone = [UNFORESEEN] * len(self.sources)
-        for _, trust, number, evidence in reversed(claims_made):
-            own = trust * evidence.likelihood(token)
-            likelihood = own + (1.0 - trust) * likelihood
-            alone[number] = own + (1.0 - trust) * alone[number]
+        for _, trust, number, (_, _, hard, soft) in reversed(claims_made):
+            prob = hard.get(token, 0.0)
+            for part, row in soft:
+                if token in row:
+                    prob += part * row[token]
+            own = trust * prob
+            rest = 1.0 - trust
+            likelihood = own + rest * likelihood
+            alone[number] = own + rest * alone[number]
             responsible.append(own / likelihood)
         reached = 1.0  # probability that no more trusted evidence was responsible
         for _, _, number, evidence in claims_made:
             share = responsible.pop()
+            level = evidence.level
             learned = self.learned[number]
-            upheld, claims = learned.get(evidence.level, _NOTHING)
-            learned[evidence.level] = upheld + reached * share, claims + reached
+            upheld, claims = learned.get(level, _NOTHING)
+            learned[level] = upheld, claims = upheld + reached * share, claims + reached
+            counts = self._fitted[number].get(level)
+            if counts is not None:
+                a, b = counts
+                self._trusts[number][level] = (a + upheld) / (a + b + claims)
             reached *= 1.0 - share
         if len(alone) > 1:
             self.hedge.update([likelihood, *alone])
 
 
 _NOTHING = (0.0, 0.0)
-
-
-def _by_trust(found: tuple[float, int, Evidence]) -> float:
-    return -found[0]
+_UNKNOWN: Any = object()
+_BY_TRUST = itemgetter(0)

@@ -38,16 +38,24 @@ _FOLLOWER_BYTES = 60
 
 # (sightings, latest predictions); never changed in place, so reading needs no lock
 Entry = tuple[float, tuple[Row, ...]]
-State = tuple[int, ...]
+Keys = tuple[int, ...]
+"""A tail's last 1 to ORDERS tokens as one exact integer per order: 32 bits a token, the oldest token highest."""
 Stamp = tuple[int, int, int]
 
 
-def _pack(context: Sequence[int]) -> int:
-    """One exact integer per context: 32 bits a token, oldest token highest."""
-    key = 0
-    for token in context:
-        key = key << 32 | token
-    return key
+def _longer(keys: Keys, token: int) -> Keys:
+    """The keys of the tail with one more token."""
+    if len(keys) < ORDERS:
+        return (token, *[key << 32 | token for key in keys])
+    one, two, three, _ = keys
+    return token, one << 32 | token, two << 32 | token, three << 32 | token
+
+
+def _keys(context: Sequence[int]) -> Keys:
+    keys: Keys = ()
+    for token in context[-ORDERS:]:
+        keys = _longer(keys, token)
+    return keys
 
 
 def _row_bytes(row: Row) -> int:
@@ -80,25 +88,24 @@ class NgramTable:
 
     def add(self, contexts: Sequence[Sequence[int]], rows: Sequence[Row], orders: int = ORDERS) -> None:
         """Learns that after the last tokens of contexts[j] the model expected rows[j]."""
+        self.learn([_keys(context)[:orders] for context in contexts], rows)
+
+    def learn(self, contexts: Sequence[Keys], rows: Sequence[Row]) -> None:
+        """`add` for contexts that are keys already: of as many orders as there are keys."""
         with self._lock:
-            for context, row in zip(contexts, rows, strict=True):
+            for keys, row in zip(contexts, rows, strict=True):
                 if row:
-                    self._add(context, row, orders)
+                    self._add(keys, row)
             while self._bytes > self.limit and self._evict():
                 pass
 
-    def _add(self, context: Sequence[int], row: Row, orders: int) -> None:
-        key = 0
+    def _add(self, keys: Keys, row: Row) -> None:
         fresh: Entry = (1.0, (row,))  # one object for all orders that see their context for the first time
-        held = 0
-        for order in range(min(orders, len(context))):
-            key |= context[-1 - order] << (32 * order)
-            table = self._tables[order]
+        for key, table, turns in zip(keys, self._tables, self._turns, strict=False):
             entry = table.get(key)
-            held += 1
             if entry is None:
                 table[key] = fresh
-                self._turns[order].append(key)
+                turns.append(key)
                 self._bytes += _ENTRY_BYTES
                 continue
             seen, rows = entry
@@ -106,13 +113,15 @@ class NgramTable:
                 self._release(rows[-1])
                 rows = rows[:-1]
             table[key] = seen + 1.0, (row, *rows)
-        self._hold(row, held)
+        self._hold(row, len(keys))
 
     def _hold(self, row: Row, times: int) -> None:
-        holders = self._holders.get(row, 0)
-        if not holders:
+        holders = self._holders.get(row)
+        if holders is None:
             self._bytes += _row_bytes(row)
-        self._holders[row] = holders + times
+            self._holders[row] = times
+        else:
+            self._holders[row] = holders + times
 
     def _release(self, row: Row) -> None:
         holders = self._holders[row] - 1
@@ -124,7 +133,8 @@ class NgramTable:
 
     def _evict(self) -> bool:
         """Drops one context, of the order that holds most; False where nothing is left."""
-        order = max(range(ORDERS), key=lambda o: len(self._turns[o]))
+        sizes = [len(turns) for turns in self._turns]
+        order = sizes.index(max(sizes))
         table, turns = self._tables[order], self._turns[order]
         for turn in range(TURNS if turns else 0):
             key = turns.popleft()
@@ -142,14 +152,15 @@ class NgramTable:
 
     def lookup(self, context: Sequence[int]) -> list[tuple[int, float, tuple[Row, ...]]]:
         """(order, sightings, latest predictions) of the known suffixes of `context`, the longest first."""
+        return self.known(_keys(context))
+
+    def known(self, keys: Keys) -> list[tuple[int, float, tuple[Row, ...]]]:
+        """`lookup` by keys."""
         found = []
-        key = 0
-        for order in range(min(ORDERS, len(context))):
-            key |= context[-1 - order] << (32 * order)
-            entry = self._tables[order].get(key)
+        for order in range(len(keys), 0, -1):
+            entry = self._tables[order - 1].get(keys[order - 1])
             if entry is not None:
-                found.append((order + 1, *entry))
-        found.reverse()
+                found.append((order, *entry))
         return found
 
     def copy(self) -> "NgramTable":
@@ -262,7 +273,7 @@ class NgramTable:
             Row(pairs) for pairs in _cut(list(zip(tokens, probs, strict=True)), arrays["lengths"].tolist())
         ]
         for order, (table, turns) in enumerate(self._queues(), start=1):
-            contexts = [_pack(context) for context in arrays[f"contexts{order}"].tolist()]
+            contexts = [_keys(context)[-1] for context in arrays[f"contexts{order}"].tolist()]
             kept = _cut(
                 [rows[number] for number in arrays[f"rows{order}"].tolist()], arrays[f"kept{order}"].tolist()
             )
@@ -319,13 +330,13 @@ def _cut(items: Sequence[T], lengths: Sequence[int]) -> list[Sequence[T]]:
 
 
 class NgramSource:
-    """One request's view of a NgramTable: its state is the last ORDERS tokens."""
+    """One request's view of a NgramTable: its state is the keys of the tail."""
 
     name = "ngrams"
 
     def __init__(self, table: NgramTable, frozen: NgramTable | None = None) -> None:
         self._table, self._frozen = table, frozen
-        self._tail: State = ()
+        self._tail: Keys = ()
 
     def observe(self, tokens: Sequence[int], rows: Sequence[Row | None], prompt: bool) -> None:
         """Learns what the model expected (soft), and what it said where that was something else or is not known (hard).
@@ -334,7 +345,7 @@ class NgramSource:
         """
         if not tokens:
             return
-        contexts: list[State] = []
+        contexts: list[Keys] = []
         known: list[Row] = []
         tail = self._tail
         for token, row in zip(tokens, rows, strict=True):
@@ -344,31 +355,34 @@ class NgramSource:
             if tail and not prompt and (not row or token != max(row, key=row.__getitem__)):
                 contexts.append(tail)  # a draw, or an answer that came without predictions
                 known.append(_hard(token))
-            tail = (*tail[1 - ORDERS :], token) if len(tail) >= ORDERS else (*tail, token)
+            tail = _longer(tail, token)
         self._tail = tail
         block = 64  # keeps the table's lock short
         for start in range(0, len(known), block):
-            self._table.add(contexts[start : start + block], known[start : start + block])
+            self._table.learn(contexts[start : start + block], known[start : start + block])
 
     def observe_branch(self, context: Sequence[int], row: Row) -> None:
-        self._table.add([(*self._tail, *context)[-BRANCH_ORDERS:]], [row], BRANCH_ORDERS)
+        keys = self._tail
+        for token in context[-BRANCH_ORDERS:]:
+            keys = _longer(keys, token)
+        self._table.learn([keys[:BRANCH_ORDERS]], [row])
 
-    def root(self) -> State:
+    def root(self) -> Keys:
         return self._tail
 
-    def advance(self, state: State, token: int) -> State:
-        return (*state[1 - ORDERS :], token) if len(state) >= ORDERS else (*state, token)
+    def advance(self, state: Keys, token: int) -> Keys:
+        return _longer(state, token)
 
-    def predict(self, state: State) -> list[Evidence]:
+    def predict(self, state: Keys) -> list[Evidence]:
         found = _evidence(self._table, state, 0)
         if self._frozen is not None:
             found += _evidence(self._frozen, state, FROZEN)
         return found
 
 
-def _evidence(table: NgramTable, state: State, base: int) -> list[Evidence]:
+def _evidence(table: NgramTable, state: Keys, base: int) -> list[Evidence]:
     found = []
-    for order, seen, rows in table.lookup(state):
+    for order, seen, rows in table.known(state):
         share = 1.0 / len(rows)
         trust = TRUST[order] * seen / (seen + DOUBT)
         found.append(Evidence(trust, base + _level(order, seen), {}, [(share, row) for row in rows]))

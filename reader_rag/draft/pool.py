@@ -12,7 +12,8 @@ from reader_rag.draft.source import Array
 Sequences = tuple[tuple[int, ...], ...]
 
 PLACES = 16  # latest places kept per pair of tokens
-_POSITION_BITS = 32
+POSITION_BITS = 32
+POSITION = (1 << POSITION_BITS) - 1
 
 # What CPython takes, rounded up: a test compares the sum with tracemalloc.
 _SEQUENCE_BYTES = 600
@@ -20,9 +21,9 @@ _TOKEN_BYTES = 340
 
 
 class ChunkIndex:
-    """Where every pair of neighbouring tokens stands, sequence by sequence; equal sequences are stored once.
+    """What follows every pair of neighbouring tokens, sequence by sequence; equal sequences are stored once.
 
-    A place is one integer, number of the sequence << 32 | position, so it cannot point across two chunks.
+    A place is one integer, number of the sequence << POSITION_BITS | position, so it cannot point across two chunks.
     Everything found is an immutable tuple that is replaced, never changed: reading needs no lock.
     """
 
@@ -43,9 +44,9 @@ class ChunkIndex:
         self.sequences[number] = tokens
         self.nbytes += _bytes_of(tokens)
         places = self._places
-        first = number << _POSITION_BITS
-        for position in range(1, len(tokens) - 1):  # the last token has nothing after it
-            pair = tokens[position - 1], tokens[position]
+        first = number << POSITION_BITS
+        for position in range(2, len(tokens)):
+            pair = tokens[position - 2], tokens[position - 1]
             places[pair] = (first + position, *places.get(pair, ())[: PLACES - 1])
 
     def discard(self, tokens: tuple[int, ...]) -> None:
@@ -57,26 +58,26 @@ class ChunkIndex:
         self.nbytes -= _bytes_of(tokens)
         for pair in set(pairwise(tokens)):
             places = self._places.get(pair, ())
-            kept = tuple(place for place in places if place >> _POSITION_BITS != number)
+            kept = tuple(place for place in places if place >> POSITION_BITS != number)
             if kept:
                 self._places[pair] = kept
             else:
                 self._places.pop(pair, None)
 
     def find(self, before: int, token: int) -> tuple[int, ...]:
-        """The places of `token` after `before`, the latest first."""
+        """The places of what follows `token` after `before`, the latest first."""
         return self._places.get((before, token), ())
 
-    def following(self, place: int) -> int | None:
-        """The token after `place`; None at the end of its chunk, or when the chunk has gone."""
-        tokens = self.sequences.get(place >> _POSITION_BITS)
-        position = (place & ((1 << _POSITION_BITS) - 1)) + 1
+    def token(self, place: int) -> int | None:
+        """The token at `place`; None behind the end of its chunk, or when the chunk has gone."""
+        tokens = self.sequences.get(place >> POSITION_BITS)
+        position = place & POSITION
         return tokens[position] if tokens is not None and position < len(tokens) else None
 
     @staticmethod
     def split(place: int) -> tuple[int, int]:
         """A place as (number of the sequence, position)."""
-        return place >> _POSITION_BITS, place & ((1 << _POSITION_BITS) - 1)
+        return place >> POSITION_BITS, place & POSITION
 
 
 class ChunkPool:

@@ -368,6 +368,11 @@ def test_a_copy_of_a_system_learns_for_itself() -> None:
     assert len(twin.memory.ngrams) == known > 0
     feed(soft(recording([60, 61], [62, 63, 64] * 4)), twin.open((60, 61)))
     assert len(twin.memory.ngrams) > known == len(system.memory.ngrams)
+    twin.close((60, 61), (62, 63, 64))
+    assert (len(twin.memory.answers), len(system.memory.answers)) == (2, 1)
+    system.close((70,), (71, 72, 73))
+    system.close((80,), (81, 82, 83))
+    assert (len(twin.memory.answers), len(system.memory.answers)) == (2, 3)
 
 
 def test_the_curve_starts_cold_and_rises_where_requests_are_alike() -> None:

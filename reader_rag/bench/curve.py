@@ -74,11 +74,7 @@ def _split(
     chosen = {units[round((number + 0.5) * len(units) / count - 0.5)] for number in range(count)}
     tested = [recording for recording, home in zip(recordings, homes, strict=True) if home in chosen]
     prompts = {recording.prompt for recording in tested}
-    others = [
-        recording
-        for recording, home in zip(recordings, homes, strict=True)
-        if home not in chosen and recording.prompt not in prompts
-    ]
+    others = [recording for recording in recordings if recording.prompt not in prompts]
     return tested, others
 
 

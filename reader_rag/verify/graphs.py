@@ -122,9 +122,9 @@ class RecordedPasses:
         try:
             self._run(tuple(shape))
         except RuntimeError as error:
-            self.failure = (
-                f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
-            )
+            # The end of a failed recording raises once more, and says less than what made it fail.
+            cause = error.__context__ or error
+            self.failure = f"{type(cause).__name__}: {(str(cause) or 'no message').splitlines()[0]}"
             self._passes.clear()
             log.warning("decoding passes are no longer recorded: %s", self.failure)
             return None

@@ -1,4 +1,4 @@
-"""Token ids become text that is safe to show: whole characters, nothing of a stop string, exactly the final decoding."""
+"""Token ids become text that is safe to show: whole characters, nothing of a stop string, joined exactly the final decoding."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 __all__ = ["Delta", "TextStream"]
 
 REPLACEMENT = "\ufffd"
+CUT_BYTES = 3
+"""Most bytes of a character that the end of an answer can leave without the rest; a decoder shows one U+FFFD for each, or for all."""
 LONG_TAIL = 16
 """Undecided tokens after which bytes that will never be a character are told from a character on its way."""
 
@@ -26,8 +28,8 @@ class TextStream:
     """Detokenises one answer as it grows.
 
     The deltas and `finish()` join to `tokenizer.decode(kept tokens, skip_special_tokens=True,
-    clean_up_tokenization_spaces=False)`, cut at the first stop string if there was one; how the tokens were split into pushes changes
-    neither text nor cut. A stop string is seen at the token that completes it, and that token is the last to count.
+    clean_up_tokenization_spaces=False)`, cut at the first stop string if there was one, and without a character that the answer's
+    end cut in two; how the tokens were split into pushes changes neither text nor cut. A stop string is seen at the token that completes it, and that token is the last to count.
 
     `calls` and `broken` stay empty here; a stream that reads calls of tools (reader_rag.structured.calls) fills them.
 
@@ -71,11 +73,14 @@ class TextStream:
         return Delta(self._give(text), False, len(tokens))
 
     def finish(self) -> str:
-        """The rest of the text when the answer ends here; bytes that never became a character appear as U+FFFD."""
+        """The rest of the text when the answer ends here; bytes at the end that never became a character are left out."""
         if self._stopped:
             return ""
         self._stopped = True
-        return self._give(self._decode(self._kept)[self._shown :])
+        text = self._decode(self._kept)[self._shown :]
+        for _ in range(CUT_BYTES):
+            text = text.removesuffix(REPLACEMENT)
+        return self._give(text)
 
     def _give(self, text: str) -> str:
         self._shown += len(text)

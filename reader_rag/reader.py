@@ -29,7 +29,7 @@ from reader_rag.structured.calls import text_stream
 from reader_rag.structured.matching import Grammars
 from reader_rag.structured.source import GrammarSource
 from reader_rag.structured.tools import plan_tools
-from reader_rag.ticket import Ticket, results
+from reader_rag.ticket import Ticket, option_of, results
 from reader_rag.verify.sampling import Sampler
 
 PREFIX_BYTES = 512 << 20
@@ -229,7 +229,7 @@ class Reader:
         """
         count = len(prompts)
         each = [
-            {name: _of_prompt(name, value, i, count) for name, value in options.items()} for i in range(count)
+            {name: option_of(name, value, i, count) for name, value in options.items()} for i in range(count)
         ]
         tickets: list[Ticket | Exception] = []
         for prompt, chosen in zip(prompts, each, strict=True):
@@ -383,22 +383,6 @@ class Reader:
 
 _SHARED: dict[tuple[Any, ...], Reader] = {}
 _SHARED_LOCK = threading.Lock()
-
-
-def _of_prompt(name: str, value: Any, index: int, count: int) -> Any:
-    """The value of an option for one prompt of a batch: its own entry of a list of them, or the one value for all."""
-    lists = (
-        name == "chunks"
-        and isinstance(value, list | tuple)
-        and any(isinstance(v, list | tuple) for v in value)
-    )
-    if not lists and not (name == "sampling" and isinstance(value, list | tuple)):
-        return value
-    if len(value) != count:
-        raise SettingsError(
-            f"{name} has {len(value)} entries for {count} prompts; give one for each, or one for all"
-        )
-    return value[index]
 
 
 def _in_range(name: str, value: int | None, most: int, meaning: str) -> None:

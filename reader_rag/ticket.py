@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-from reader_rag.errors import ReaderError
+from reader_rag.errors import ReaderError, SettingsError
 from reader_rag.loop import Loop
 from reader_rag.request import Request
 from reader_rag.stats import Answer, Step
@@ -65,3 +66,19 @@ def results(
     if failures and not return_exceptions:
         raise failures[0]
     return found
+
+
+def option_of(name: str, value: Any, index: int, count: int) -> Any:
+    """The value of an option for one prompt of a batch: its own entry of a list of them, or the one value for all."""
+    lists = (
+        name == "chunks"
+        and isinstance(value, list | tuple)
+        and any(isinstance(v, list | tuple) for v in value)
+    )
+    if not lists and not (name == "sampling" and isinstance(value, list | tuple)):
+        return value
+    if len(value) != count:
+        raise SettingsError(
+            f"{name} has {len(value)} entries for {count} prompts; give one for each, or one for all"
+        )
+    return value[index]

@@ -28,8 +28,9 @@ class TextStream:
     """Detokenises one answer as it grows.
 
     The deltas and `finish()` join to `tokenizer.decode(kept tokens, skip_special_tokens=True,
-    clean_up_tokenization_spaces=False)`, cut at the first stop string if there was one, and without a character that the answer's
-    end cut in two; how the tokens were split into pushes changes neither text nor cut. A stop string is seen at the token that completes it, and that token is the last to count.
+    clean_up_tokenization_spaces=False)`, cut at the first stop string if there was one, and without a character that the end cut in
+    two; how the tokens were split into pushes changes neither text nor cut. A stop string is seen at the token that completes it,
+    and that token is the last to count.
 
     `calls` and `broken` stay empty here; a stream that reads calls of tools (reader_rag.structured.calls) fills them.
 

@@ -1,13 +1,12 @@
 """The answers source, what a scope learns from its answers, and that all sources stay within their bytes."""
 
-import random
 from pathlib import Path
 
 import pytest
 
 from reader_rag.draft import ChunkPool, NgramTable, Priors, make_drafter
 from reader_rag.memory import Memory, ScopeMemory
-from reader_rag.settings import SOURCES, Drafting
+from reader_rag.settings import Drafting
 
 
 def draft_after(prompt: list[int], memory: ScopeMemory) -> list[int]:
@@ -51,35 +50,3 @@ def test_an_origin_names_the_answer_and_the_place() -> None:
     drafter.observe([7], [[7]], [[0.9]])
     with pytest.raises(ValueError, match="latest draft"):
         drafter.origin(draft, 0)
-
-
-def test_ten_thousand_requests_stay_within_the_caps() -> None:
-    caps = {"pool_bytes": 60_000, "ngram_bytes": 80_000, "answer_bytes": 50_000}
-    memory = ScopeMemory(
-        ChunkPool(caps["pool_bytes"]), NgramTable(caps["ngram_bytes"]), ChunkPool(caps["answer_bytes"])
-    )
-    rng = random.Random(0)
-    for request in range(10_000):
-        prompt, answer = ([rng.randrange(50_000) for _ in range(6)] for _ in range(2))
-        memory.pool.add(f"chunk-{request}", [prompt])
-        drafter = make_drafter(
-            SOURCES,
-            chunk_tokens=[prompt],
-            pool=memory.pool,
-            ngrams=memory.ngrams,
-            answers=memory.answers,
-        )
-        drafter.observe_prompt(prompt, None, None)
-        drafter.draft([], 2, 2)
-        drafter.observe(answer, [[token, token + 1] for token in answer], [[0.5, 0.25]] * len(answer))
-        memory.learn_answer(answer)
-        if request % 500 == 0:
-            assert drafter.dropped() == {}
-            assert memory.pool.nbytes <= caps["pool_bytes"]
-            assert memory.ngrams.nbytes <= caps["ngram_bytes"]
-            assert memory.answers.nbytes <= caps["answer_bytes"]
-    assert len(memory.answers) > 10, "and they are used"
-    assert len(memory.ngrams) > 50
-    # Estimates are one thing; nothing may be held beside what they count.
-    assert len(memory.answers.index.sequences) == len(memory.answers)
-    assert sum(map(len, memory.ngrams._turns)) == len(memory.ngrams)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reader_rag.draft import Drafter, make_drafter
-from reader_rag.draft.context import ContextSource
+from reader_rag.draft.context import HARD_ONLY, ContextSource
 from reader_rag.draft.hedge import Hedge
 from reader_rag.draft.mixture import Mixture
 from reader_rag.draft.priors import FORMAT, Priors, shipped
@@ -221,3 +221,16 @@ def test_only_sources_that_are_asked_follow_a_draft() -> None:
     mixture.predict(node, floor=0.5)
     assert sure.asked == [4]
     assert mixture.state(node, 1) == 4, "and the others catch up when they are"
+
+
+@pytest.mark.parametrize(
+    ("copied", "level"), [(3, 3), (8, 8), (11, 8), (12, 9), (20, 10), (30, 11), (60, 12)]
+)
+def test_long_copies_are_told_apart_by_their_length(copied: int, level: int) -> None:
+    source = ContextSource()
+    text = list(range(100, 170))
+    source.observe(text, [None] * len(text), True)
+    source.observe(text[:copied], [None] * copied, False)
+    (evidence,) = (one for one in source.predict(source.root()) if one.level != 0)
+    assert evidence.level == HARD_ONLY + level
+    assert evidence.hard == {text[copied]: 1.0}

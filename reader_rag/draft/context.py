@@ -6,13 +6,15 @@ from math import exp
 
 from reader_rag.draft.source import Evidence, Row
 
-LONGEST = 8  # longer matches count as this long
+# Matches of 8 tokens and more are told apart by these lengths: a long copy hardly ever ends.
+LONGER = (12, 16, 24, 40)
 POSITIONS = 16  # match positions that are followed: the longest-lived, then the latest
 STEP = 0.9  # a match one token longer weighs exp(STEP) times as much
 OUTPUT = 5.0  # a match in the output weighs this many times one in the prompt
-HARD = (0.15, 0.15, 0.30, 0.45, 0.60, 0.70, 0.75, 0.80, 0.85)
-TRUST = (0.40, 0.55, 0.60, 0.70, 0.75, 0.80, 0.85, 0.85, 0.85)  # where the fitted table has no entry
-_SHARE = tuple(exp(-STEP * shorter) for shorter in range(LONGEST + 1))
+# By level: the length of a match up to 8, then one more from each of LONGER on.
+HARD = (0.15, 0.15, 0.30, 0.45, 0.60, 0.70, 0.75, 0.80, 0.85, 0.90, 0.94, 0.97, 0.98)
+# Where the fitted table has no entry.
+TRUST = (0.40, 0.55, 0.60, 0.70, 0.75, 0.80, 0.85, 0.85, 0.88, 0.92, 0.95, 0.97, 0.98)
 _LEAST_SHARE = 1  # a match shorter than the longest by more than this only blurs what the longer ones say
 
 # Evidence of length 0 is a habit, whatever the tail: the shares of three views of what this text keeps saying.
@@ -26,13 +28,15 @@ HABITS_UP_TO = 2  # beside matches of this length and less
 
 State = tuple[tuple[int, tuple[int, ...]], ...]
 """Earlier occurrences of the tail by length, the longest first: (length of the match, where what followed it stands)."""
-_COUNTED = 15  # lengths that a state tells apart
+_COUNTED = 40  # lengths that a state tells apart
+_SHARE = tuple(exp(-STEP * shorter) for shorter in range(_LEAST_SHARE + 1))
+_LEVEL = tuple(min(length, 8) + sum(length >= least for least in LONGER) for length in range(_COUNTED + 1))
 
 
 class ContextSource:
     """Where did this tail stand before, what followed (hard), and what did the model expect there (soft)?
 
-    A match's next token takes the share HARD[length]; the model's prediction at that position takes the rest.
+    A match's next token takes the share HARD[level], by the length of the match; the model's prediction at that position takes the rest.
     Prompt lookup and SAM-Decoding (hard), Token Recycling (soft, length 1) are special cases.
     """
 
@@ -113,7 +117,7 @@ class ContextSource:
     def _matched(self, state: State) -> Evidence:
         """What followed the matches and what the model expected there; longer matches and those in the output weigh more."""
         known, rows, prompt = self._tokens, self._rows, self._prompt
-        longest = min(state[0][0], LONGEST)
+        longest = state[0][0]
         hards: dict[int, float] = {}
         get = hards.get
         soft: list[tuple[float, Row]] = []
@@ -122,9 +126,9 @@ class ContextSource:
             shorter = longest - length
             if shorter > _LEAST_SHARE:
                 break
-            there = _SHARE[shorter] if shorter > 0 else 1.0
+            there = _SHARE[shorter]
             here = there * OUTPUT
-            part = HARD[length if length < LONGEST else LONGEST]
+            part = HARD[_LEVEL[length]]
             for place in places:
                 weight = there if place <= prompt else here
                 total += weight
@@ -136,10 +140,10 @@ class ContextSource:
                 hard = weight * part
                 hards[following] = get(following, 0.0) + hard
                 soft.append((weight - hard, row))
-        level = longest if soft else longest + HARD_ONLY
+        level = _LEVEL[longest]
         return Evidence(
-            TRUST[longest],
-            level,
+            TRUST[level],
+            level if soft else level + HARD_ONLY,
             {token: weight / total for token, weight in hards.items()},
             [(weight / total, row) for weight, row in soft],
         )

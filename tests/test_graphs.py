@@ -405,7 +405,10 @@ def recording(monkeypatch):
 def texts(reader):
     prompts = ["What is a chunk?", "for name, value in sorted(table.items()):", "naïve " * 60]
     seeded = Sampling(max_tokens=40, temperature=0.7, seed=3, logprobs=2)
-    answers = [reader.generate(prompts[0]), *reader.generate_batch(prompts * 2, sampling=seeded)]
+    answers = [
+        reader.generate(prompts[0], sampling=Sampling(max_tokens=64)),
+        *reader.generate_batch(prompts * 2, sampling=seeded),
+    ]
     answers.append(reader.generate([5], sampling=Sampling(max_tokens=5)))  # nothing to prefill
     return [(answer.tokens, answer.logprobs) for answer in answers]
 

@@ -267,7 +267,7 @@ def test_decisions_follow_the_trial() -> None:
 # Through the Reader
 
 PROMPT = [5, 80, 9]
-SEEDS = 400
+SEEDS = 200
 CHI_SQUARE = 26.1  # 0.1 % of samples of the right law lie above it, at 9 outcomes
 
 

@@ -35,6 +35,8 @@ log = logging.getLogger("reader_rag")
 GIB = 1 << 30
 AHEAD = 16
 """Steps that a streamed request may be ahead of its consumer; then others get its turn."""
+ROOM = 512
+"""Tokens of an answer for which KV is made at once; longer ones grow it in the midst of their passes."""
 CANDIDATES = 48
 """Most nodes that throughput mode considers for one row."""
 
@@ -139,6 +141,7 @@ class Loop:
         else:
             self._make_room(len(request.tokens) + request.budget)
             request.arena = self._free.pop() if self._free else self.forward.new_arena()
+        self.forward.reserve(request.arena, len(request.tokens) + min(request.budget, ROOM))
         if request.known == request.last:
             self._read_prompt(request)
 

@@ -371,7 +371,10 @@ def test_throughput_mode_accepts_side_branches_and_moves_their_keys(free_reader)
     """A source whose main chain is always wrong and whose side branch is right: only side branches can be accepted."""
     from reader_rag.draft.source import Evidence
 
-    question, sampling = "How does a text go on?", Sampling(max_tokens=40, logit_bias={2: -100.0})
+    question, sampling = (
+        "How does a text go on?",
+        Sampling(max_tokens=40, logit_bias={2: -100.0}),
+    )
     plain = free_reader.generate(question, sampling=sampling, drafting=OFF)
     free_reader._loop._seconds, kept = (lambda tokens: 1.0), free_reader._loop._seconds
 
@@ -419,3 +422,14 @@ def test_throughput_mode_drafts_nothing_when_nothing_pays(free_reader):
         free_reader._loop._seconds = kept
     assert answer.stats.drafted == 0
     assert answer.stats.passes == answer.stats.tokens
+
+
+def test_no_pass_of_a_usual_answer_grows_the_kv(tiny_model, tmp_path, monkeypatch):
+    reader = Reader.load(tiny_model, dtype="float32", width=4, cache_dir=tmp_path)
+    grown = []
+    monkeypatch.setattr("reader_rag.verify.arena._resized", lambda *given: grown.append(given))
+    answer = reader.generate(
+        list(range(5, 245)), sampling=Sampling(max_tokens=300, logit_bias=dict.fromkeys(reader.eos, -100.0))
+    )
+    assert answer.stats.tokens == 300  # across two edges of buckets
+    assert not grown

@@ -280,9 +280,16 @@ def _reader_maker(args: argparse.Namespace, tokenizer: Any) -> Callable[[], Read
     sources = Drafting(sources=tuple(names_of(args.sources))).sources  # refuses an unknown name
     if args.speculator:
         from reader_rag.draft.speculator import Speculator
+        from reader_rag.load import default_device, default_dtype
 
-        vocabulary_of_model = tokenizer.get_vocab()
-        speculator = Speculator.load(args.speculator, vocabulary_of_model, cost_ratio=args.cost_ratio)
+        device = default_device()
+        speculator = Speculator.load(
+            args.speculator,
+            tokenizer.get_vocab(),
+            cost_ratio=args.cost_ratio,
+            dtype=default_dtype(device),
+            device=device,
+        )
         sources = (*sources, speculator)
     forbidden, vocabulary = control_ids(tokenizer), len(tokenizer)
     return lambda: ReaderSystem(sources, forbidden=forbidden, vocabulary=vocabulary)

@@ -80,8 +80,13 @@ class Speculator:
         cost_ratio: float,
         depth: int = DEPTH,
         branches: int = BRANCHES,
+        dtype: Any = "auto",
+        device: Any = None,
     ) -> Speculator:
-        """Loads a hub id or folder. `vocabulary` is the target's (`tokenizer.get_vocab()`); ValueError for another one."""
+        """Loads a hub id or folder. `vocabulary` is the target's (`tokenizer.get_vocab()`); ValueError for another one.
+
+        dtype and device: as the target's, `reader.dtype` and `reader.device`, is what is fast; left out, the folder's and the CPU.
+        """
         try:
             from transformers import AutoModelForCausalLM, AutoTokenizer
         except ImportError as error:
@@ -89,7 +94,7 @@ class Speculator:
                 "a speculator needs torch and transformers: pip install 'reader-rag'"
             ) from error
         check_vocabulary(name, AutoTokenizer.from_pretrained(name).get_vocab(), vocabulary)
-        model = AutoModelForCausalLM.from_pretrained(name, dtype="auto").eval()
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype).to(device or "cpu").eval()
         return cls(model, cost_ratio=cost_ratio, depth=depth, branches=branches)
 
     def for_request(self) -> SpeculatorSource:

@@ -109,6 +109,10 @@ class FixedForward:
     def new_arena(self) -> Arena:
         return Arena(self._layers, SMALLEST_BUCKET + self.width)
 
+    def reserve(self, arena: Arena, tokens: int) -> None:
+        """Makes room for a sequence of this many tokens, so that no pass until then has to."""
+        arena.reserve(bucket_edge(tokens) + self.width)
+
     def bytes_for(self, tokens: int) -> int:
         """Bytes that the KV of one row takes until its sequence has this many tokens, the arena's growth included."""
         return int(GROWTH * (bucket_edge(tokens) + max(self.width, self.chunk)) * self.slot_bytes)

@@ -37,6 +37,9 @@ class PlainForward:
     def new_arena(self) -> OwnCache:
         return OwnCache()
 
+    def reserve(self, arena: OwnCache, tokens: int) -> None:
+        """The model makes its own cache."""
+
     def bytes_for(self, tokens: int) -> int:
         """Unknown: the model makes its own cache."""
         return 0

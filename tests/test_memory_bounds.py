@@ -40,6 +40,9 @@ class NoModel:
     def new_arena(self) -> Arena:
         return Arena(1, 16)
 
+    def reserve(self, arena: Arena, tokens: int) -> None:
+        arena.reserve(tokens)
+
     def bytes_for(self, tokens: int) -> int:
         return tokens * 64
 

@@ -1,4 +1,4 @@
-"""How much memory a device has left."""
+"""What differs from device to device: how much memory is left, and waiting for it."""
 
 from __future__ import annotations
 
@@ -22,3 +22,9 @@ def free_bytes(device: torch.device) -> int:
     except OSError:
         pass
     return CAUTIOUS
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits until the device has done all that it was told: before a clock is read."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -114,10 +115,9 @@ def _engine(
     seconds: dict[int, float] = {}
     if width is None or not exact or (rows is None and loaded.device.type != "cpu"):
         name = f"seconds_{kernels}" if recorder is None else f"seconds_{kernels}_recorded"
-        known = book.get(name)
-        if known is None:
-            known = {str(size): s for size, s in pass_seconds(forward, recorder=recorder).items()}
-            book.put(name, known)
+        known = book.measured(
+            name, lambda: {str(size): s for size, s in pass_seconds(forward, recorder=recorder).items()}
+        )
         seconds = {int(size): float(s) for size, s in known.items()}
         forward.width = width or best_width(seconds, rows or 1)
         if rows is None and net is not loaded.model and loaded.device.type != "cpu":
@@ -158,11 +158,7 @@ def _prompt_evidence(engine: Engine, book: Calibration) -> bool:
     forward = engine.forward
     assert isinstance(forward, FixedForward)
     name = f"prompt_evidence_{engine.kernels}_{forward.rows}x{forward.width}"
-    pays = book.get(name)
-    if pays is None:
-        pays = prompt_evidence_pays(forward)
-        book.put(name, pays)
-    return bool(pays)
+    return bool(book.measured(name, lambda: prompt_evidence_pays(forward)))
 
 
 def _chunk(loaded: Loaded) -> int:
@@ -174,13 +170,8 @@ def _kernels(loaded: Loaded, book: Calibration) -> list[str]:
     model = loaded.model
     room = free_bytes(loaded.device) // 4
     forms = [form for form in forms_for(model) if packed_bytes(model, form) <= room]
-    if "half" in forms:
-        fits = book.get("fits_half")
-        if fits is None:
-            fits = fits_half(model)
-            book.put("fits_half", fits)
-        if not fits:
-            forms.remove("half")
+    if "half" in forms and not book.measured("fits_half", lambda: fits_half(model)):
+        forms.remove("half")
     gains: dict[str, float] = book.get("packing_gains") or {}
     if not set(forms) <= set(gains):
         gains = {form: round(gain, 3) for form, gain in packing_gains(model, forms, PACKED_ROWS).items()}
@@ -218,6 +209,14 @@ class Calibration:
 
     def get(self, name: str) -> Any:
         return self._read().get(self._key, {}).get(name)
+
+    def measured(self, name: str, measure: Callable[[], Any]) -> Any:
+        """What is kept under this name; measured and kept where nothing is."""
+        known = self.get(name)
+        if known is None:
+            known = measure()
+            self.put(name, known)
+        return known
 
     def put(self, name: str, value: Any) -> None:
         book = self._read()

@@ -280,8 +280,7 @@ class Loop:
         delta = request.text.push(verdict.tokens)
         taken = verdict.tokens[: delta.kept_tokens]  # nothing after a stop string goes on from here
         nodes = verdict.nodes[: len(taken)]
-        if request.sampler.sampling.logprobs is not None:
-            request.sampler.keep(logits[[0, *[node + 1 for node in nodes]][: len(taken)]], taken)
+        request.sampler.keep(logits, [0, *[node + 1 for node in nodes]][: len(taken)], taken)
         if self._seconds is not None and nodes != tuple(range(len(nodes))):
             request.arena.gather([len(tokens) + node for node in nodes], len(tokens))
         tokens.extend(taken)

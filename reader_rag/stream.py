@@ -1,4 +1,4 @@
-"""Token ids become text that is safe to show: whole characters, nothing of a stop string, joined exactly the final decoding."""
+"""Token ids become text that is safe to show: whole characters, nothing of a stop string; joined, it is the final decoding."""
 
 from __future__ import annotations
 

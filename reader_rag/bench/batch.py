@@ -15,7 +15,7 @@ from typing import Any
 from tqdm import tqdm
 
 from reader_rag.bench.rows import read_rows
-from reader_rag.bench.speed import greedy_generate, machine
+from reader_rag.bench.speed import greedy_generate, setting
 from reader_rag.load import Loaded
 from reader_rag.reader import Reader
 from reader_rag.settings import Drafting, Sampling
@@ -134,7 +134,6 @@ def batch(
         "rows": rows,
         "requests": len(prompts),
         "mode": own.mode,
-        "width": own.width,
         "reader_tokens_per_s": round(together.tokens_per_s, 3),
         "generate_batch_tokens_per_s": round(generated.tokens_per_s, 3),
         "one_at_a_time_tokens_per_s": round(single.tokens_per_s, 3),
@@ -151,10 +150,7 @@ def batch(
         "generate_p95_s": round(generated.percentile(0.95), 3),
         "one_at_a_time_p50_s": round(single.percentile(0.5), 3),
         "one_at_a_time_p95_s": round(single.percentile(0.95), 3),
-        "model": own.name,
-        "dtype": str(own.dtype).removeprefix("torch."),
-        "kernels": own.kernels,
-        "machine": machine(),
+        **setting(own),
         **({"table": lines} if lines else {}),
     }
 

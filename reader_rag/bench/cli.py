@@ -12,6 +12,7 @@ from reader_rag.bench.options import (
     add_set,
     add_width,
     load_reader,
+    load_weights,
     names_of,
     parser_of,
     put_out,
@@ -53,9 +54,7 @@ def _add_speed(kinds: Any) -> None:
 
 def _speed(args: argparse.Namespace) -> int:
     from reader_rag.bench.speed import report, speed
-    from reader_rag.settings import Sampling
 
-    Sampling(max_tokens=args.max_tokens)  # refuses a bad --max-tokens before the model loads
     result = speed(load_reader(args), args.data, only=args.only, limit=args.limit, max_tokens=args.max_tokens)
     return put_out(args, result, report(result))
 
@@ -106,12 +105,9 @@ def _add_batch(kinds: Any) -> None:
 
 def _batch(args: argparse.Namespace) -> int:
     from reader_rag.bench.batch import batch, report
-    from reader_rag.load import load_model
-    from reader_rag.settings import Sampling
 
-    Sampling(max_tokens=args.max_tokens)  # refuses a bad --max-tokens before the model loads
     result = batch(
-        load_model(args.model, dtype=args.dtype, progress=True),
+        load_weights(args),
         args.data,
         rows=args.rows,
         width=args.width,
@@ -150,17 +146,14 @@ def _add_passes(kinds: Any) -> None:
 
 def _passes(args: argparse.Namespace) -> int:
     from reader_rag.bench.passes import passes, report
-    from reader_rag.load import load_model
-    from reader_rag.settings import Sampling
 
-    Sampling(max_tokens=args.max_tokens)  # refuses a bad --max-tokens before the model loads
     lengths = names_of(args.contexts)
     if not lengths or not all(length.isdecimal() and int(length) > 1 for length in lengths):
         raise SettingsError(
             f"--contexts is {args.contexts!r}; give lengths of 2 tokens and more, as in 512,2048"
         )
     result = passes(
-        load_model(args.model, dtype=args.dtype, progress=True),
+        load_weights(args),
         rows=args.rows,
         width=args.width,
         contexts=[int(length) for length in lengths],
@@ -188,12 +181,9 @@ def _add_conversation(kinds: Any) -> None:
 
 def _conversation(args: argparse.Namespace) -> int:
     from reader_rag.bench.conversation import conversation, report
-    from reader_rag.load import load_model
-    from reader_rag.settings import Sampling
 
-    Sampling(max_tokens=args.max_tokens)  # refuses a bad --max-tokens before the model loads
     result = conversation(
-        load_model(args.model, dtype=args.dtype, progress=True),
+        load_weights(args),
         tokens=args.tokens,
         rounds=args.rounds,
         width=args.width,

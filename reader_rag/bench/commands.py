@@ -149,9 +149,7 @@ def _recorded(one: argparse.ArgumentParser) -> None:
 
 def _record(args: argparse.Namespace) -> int:
     from reader_rag.bench.record import record
-    from reader_rag.settings import Sampling
 
-    Sampling(max_tokens=args.max_tokens)  # refuses a bad --max-tokens before the model loads
     reader = load_reader(args)
     written = record(
         reader, args.data, args.out, sets=names_of(args.sets), limit=args.limit, max_tokens=args.max_tokens

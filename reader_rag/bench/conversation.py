@@ -9,7 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from reader_rag.bench.speed import machine
+from reader_rag.bench.speed import headline, setting
 from reader_rag.errors import SettingsError
 from reader_rag.load import Loaded
 from reader_rag.reader import Reader
@@ -59,11 +59,7 @@ def conversation(
         "second_to_first": round(two_s / one_s, 4),
         "identical": sum(two.tokens == anew.tokens for _, two, anew in runs),
         "mode": reader.mode,
-        "model": reader.name,
-        "dtype": str(reader.dtype).removeprefix("torch."),
-        "width": reader.width,
-        "kernels": reader.kernels,
-        "machine": machine(),
+        **setting(reader),
     }
 
 
@@ -91,18 +87,9 @@ def report(result: dict[str, Any]) -> str:
 
     first, second = result["first_prompt_tokens"], result["second_prompt_tokens"]
     new = second - result["reused_tokens"]
-    head = ", ".join(
-        [
-            result["model"],
-            result["dtype"],
-            f"width {result['width']}",
-            f"{result['kernels']} kernels",
-            result["machine"],
-        ]
-    )
     return "\n".join(
         [
-            head,
+            headline(result),
             f"{'':24}{'prompt tokens':>15}{'read':>8}{'first token':>13}",
             line("first turn", first, first, result["first_ttft_s"]),
             line("second turn", second, new, result["second_ttft_s"]),

@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qw
 
 from reader_rag.bench.rows import read_rows
 from reader_rag.bench.speed import greedy_generate, machine
+from reader_rag.device import synchronize
 from reader_rag.engine import recorder_for, vocabulary_of
 from reader_rag.load import Loaded, load_model
 from reader_rag.reader import Reader
@@ -133,10 +134,10 @@ def pass_ms(reader: Reader, context: int, *, recorded: bool, rounds: int = 10) -
     ]
     times = []
     for turn in range(warm_up + rounds):
-        _wait(reader.device)
+        synchronize(reader.device)
         start = time.perf_counter()
         forward.decode(jobs)
-        _wait(reader.device)
+        synchronize(reader.device)
         if turn >= warm_up:
             times.append(time.perf_counter() - start)
     forward.recorded = before
@@ -160,10 +161,10 @@ def copy_bandwidth(device: torch.device, megabytes: int = 256) -> float:
     target = torch.empty_like(source)
     best = float("inf")
     for _ in range(6):
-        _wait(device)
+        synchronize(device)
         start = time.perf_counter()
         target.copy_(source)
-        _wait(device)
+        synchronize(device)
         best = min(best, time.perf_counter() - start)
     return 2 * source.numel() / best
 
@@ -172,10 +173,10 @@ def generate_tokens_per_s(reader: Reader, prompt: Sequence[int], tokens: int, **
     """transformers' greedy generate on the same weights, prefill left out by the difference of two lengths."""
     seconds = []
     for count in (4, 4 + tokens):
-        _wait(reader.device)
+        synchronize(reader.device)
         start = time.perf_counter()
         greedy_generate(reader, [prompt], count, min_new_tokens=count, **options)
-        _wait(reader.device)
+        synchronize(reader.device)
         seconds.append(time.perf_counter() - start)
     return tokens / max(seconds[1] - seconds[0], 1e-9)
 
@@ -187,7 +188,7 @@ def replay(reader: Reader, recorded: Sequence[tuple[list[int], list[int]]]) -> d
         Sampling(max_tokens=len(answer), processors=(Told(len(prompt), answer),))
         for prompt, answer in recorded
     ]
-    _wait(reader.device)
+    synchronize(reader.device)
     start = time.perf_counter()
     answers = reader.generate_batch([prompt for prompt, _ in recorded], sampling=samplings)
     seconds = time.perf_counter() - start
@@ -249,11 +250,6 @@ def run(
             )
         result["replay"] = {str(count): replay(engine, recorded) for count, engine in engines.items()}
     return result
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

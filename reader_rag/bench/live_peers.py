@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from reader_rag.bench.peers import Result, choose_makers, summary
 from reader_rag.bench.rows import Row, read_rows
-from reader_rag.bench.speed import generate_run, machine
+from reader_rag.bench.speed import generate_run, setting
 from reader_rag.bench.systems import READER, ReaderSystem, System, peer_makers
 from reader_rag.prompt import chunk_encodings
 from reader_rag.reader import Reader
@@ -61,16 +61,12 @@ def compare_live(
                 bar.update()
     plain = "plain" if "plain" in makers else READER
     return {
-        "width": reader.width,
         "learning": "carried from request to request" if carry else "cold: every request with empty tables",
         "any_path": False,
         **summary(results, [row.set for row in rows]),
         "identical_to_plain": sum(len({given[name] for name in makers}) == 1 for given in texts),
         "identical_to_generate": sum(given[plain] == given[GENERATE] for given in texts),
-        "model": reader.name,
-        "dtype": str(reader.dtype).removeprefix("torch."),
-        "kernels": reader.kernels,
-        "machine": machine(),
+        **setting(reader),
     }
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from reader_rag.settings import SOURCES
 
 if TYPE_CHECKING:
+    from reader_rag.load import Loaded
     from reader_rag.reader import Reader
 
 
@@ -56,20 +57,25 @@ def names_of(text: str | None) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()] if text else []
 
 
+def load_weights(args: argparse.Namespace) -> Loaded:
+    """The model that --model and --dtype name; a bad --max-tokens is refused before it loads."""
+    from reader_rag.load import load_model
+    from reader_rag.settings import Sampling
+
+    Sampling(max_tokens=args.max_tokens)
+    return load_model(args.model, dtype=args.dtype, progress=True)
+
+
 def load_reader(args: argparse.Namespace) -> Reader:
     """The Reader that --model, --dtype, --width and, where there is one, --sources name. It keeps nothing between prompts."""
     from reader_rag.reader import Reader
     from reader_rag.settings import Drafting
 
-    sources = tuple(names_of(args.sources)) if "sources" in args else SOURCES
-    return Reader.load(
-        args.model,
-        dtype=args.dtype,
-        width=args.width,
-        drafting=Drafting(sources=sources, persist=False),
-        prefix_bytes=0,  # every system reads every prompt itself
-        progress=True,
+    drafting = Drafting(
+        sources=tuple(names_of(args.sources)) if "sources" in args else SOURCES, persist=False
     )
+    # Every system reads every prompt itself.
+    return Reader(load_weights(args), width=args.width, drafting=drafting, prefix_bytes=0)
 
 
 def put_out(args: argparse.Namespace, result: dict[str, Any], table: str) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from reader_rag.bench.speed import greedy_generate, machine
+from reader_rag.bench.speed import greedy_generate, headline, setting
 from reader_rag.load import Loaded
 from reader_rag.reader import Reader
 from reader_rag.request import PromptEvidence
@@ -84,15 +84,11 @@ def passes(
         plain = done(_plain(engine(1, exact=False), min(fitting), max_tokens))
     result: dict[str, Any] = {
         "rows": rows,
-        "width": reader.width,
         "contexts": shares,
         "left_out": [length for length in contexts if length > room],
         "one_row": single,
         "plain": plain,
-        "model": reader.name,
-        "dtype": str(reader.dtype).removeprefix("torch."),
-        "kernels": reader.kernels,
-        "machine": machine(),
+        **setting(reader),
     }
     if profile:
         watch = cProfile.Profile()
@@ -196,7 +192,7 @@ def _own_time(profile: cProfile.Profile, count: int) -> list[dict[str, Any]]:
 def report(result: dict[str, Any]) -> str:
     """The result as tables for people."""
     lines = [
-        f"{result['model']}, {result['dtype']}, {result['kernels']} kernels, width {result['width']}, {result['machine']}",
+        headline(result),
         f"{'':22}{'ms a pass':>10}{'model':>8}{'drafting':>10}{'bookkeeping':>13}{'share':>8}",
     ]
     lines += [_line(f"{result['rows']} rows, {s['context']} tokens", s) for s in result["contexts"]]

@@ -186,22 +186,14 @@ def summarise(reader: Reader, runs: Sequence[dict[str, Run]]) -> dict[str, Any]:
         "ttft_s": {system: round(median(r[system].ttft_s for r in runs), 4) for system in SYSTEMS},
         "accepted_by_source": _summed([s.accepted_by_source for s in stats]),
         "pass_ms": round(1000 * sum(s.verify_s for s in stats) / max(sum(s.passes for s in stats), 1), 2),
-        "model": reader.name,
-        "dtype": str(reader.dtype).removeprefix("torch."),
-        "width": reader.width,
-        "kernels": reader.kernels,
-        "machine": machine(),
+        **setting(reader),
     }
 
 
 def report(result: dict[str, Any]) -> str:
     """The result as a table for people."""
-    head = (
-        f"{result['rows']} questions, {result['model']}, {result['dtype']}, width {result['width']}, "
-        f"{result['kernels']} kernels, {result['machine']}"
-    )
     lines = [
-        head,
+        f"{result['rows']} questions, {headline(result)}",
         f"{'':16}{'tokens/s':>10}{'x generate':>12}{'first token':>13}{'whole answer':>14}{'x generate':>12}",
     ]
     for system in SYSTEMS:
@@ -219,6 +211,22 @@ def report(result: dict[str, Any]) -> str:
         "accepted by source: " + ", ".join(f"{k} {v}" for k, v in result["accepted_by_source"].items())
     )
     return "\n".join(lines)
+
+
+def setting(reader: Reader) -> dict[str, Any]:
+    """What the figures of any bench depend on."""
+    return {
+        "model": reader.name,
+        "dtype": str(reader.dtype).removeprefix("torch."),
+        "width": reader.width,
+        "kernels": reader.kernels,
+        "machine": machine(),
+    }
+
+
+def headline(result: dict[str, Any]) -> str:
+    """`setting` for people."""
+    return f"{result['model']}, {result['dtype']}, width {result['width']}, {result['kernels']} kernels, {result['machine']}"
 
 
 def machine() -> str:

@@ -7,8 +7,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 
-import torch
-
+from reader_rag.device import synchronize
 from reader_rag.verify.arena import Arena
 from reader_rag.verify.forward import FixedForward, Job
 from reader_rag.verify.graphs import RecordedPasses, Recorder
@@ -49,7 +48,7 @@ def pass_seconds(
         for size in sizes:
             start = time.perf_counter()
             passes[size]()
-            _synchronize(forward)
+            synchronize(forward.device)
             if turn:
                 seconds[size] = min(seconds[size], time.perf_counter() - start)
     return seconds
@@ -81,14 +80,14 @@ def prompt_evidence_pays(forward: FixedForward, rounds: int = 2) -> bool:
     for _ in range(rounds):
         start = time.perf_counter()
         forward.prefill(arena, tokens, 0, want_logits=False)
-        _synchronize(forward)
+        synchronize(forward.device)
         read = time.perf_counter()
         logits = forward.prefill(arena, tokens, 0, want_logits=True)
         assert logits is not None
         top_evidence(logits)
         listened = time.perf_counter()
         forward.decode([Job(arena, CONTEXT, [0], [])])
-        _synchronize(forward)
+        synchronize(forward.device)
         without, with_evidence = min(without, read - start), min(with_evidence, listened - read)
         a_pass = min(a_pass, time.perf_counter() - listened)
     width = max((w for w in WIDTHS if w <= forward.width), default=None)
@@ -96,11 +95,6 @@ def prompt_evidence_pays(forward: FixedForward, rounds: int = 2) -> bool:
         return False
     saved = USUAL_ANSWER / EXPECTED_TOKENS[width] * (PROMPT_EVIDENCE_GAIN[width] - 1)
     return (with_evidence - without) / forward.chunk * USUAL_PROMPT < saved * a_pass
-
-
-def _synchronize(forward: FixedForward) -> None:
-    if forward.device.type == "cuda":
-        torch.cuda.synchronize(forward.device)
 
 
 def seconds_of(seconds: Mapping[int, float], tokens: int) -> float:

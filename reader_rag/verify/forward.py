@@ -109,9 +109,13 @@ class FixedForward:
     def new_arena(self) -> Arena:
         return Arena(self._layers, SMALLEST_BUCKET + self.width)
 
+    def view(self, position: int) -> int:
+        """Key slots that a row of an exact pass reads whose first token stands at `position`."""
+        return bucket_edge(position) + self.width
+
     def reserve(self, arena: Arena, tokens: int) -> None:
         """Makes room for a sequence of this many tokens, so that no pass until then has to."""
-        arena.reserve(bucket_edge(tokens) + self.width)
+        arena.reserve(self.view(tokens))
 
     def bytes_for(self, tokens: int) -> int:
         """Bytes that the KV of one row takes until its sequence has this many tokens, the arena's growth included."""

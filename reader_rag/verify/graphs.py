@@ -19,7 +19,7 @@ import torch
 
 from reader_rag.verify.arena import Arena, Storage, Stretch
 from reader_rag.verify.buffers import Inputs, Keys, Output
-from reader_rag.verify.forward import FixedForward, Job, bucket_edge
+from reader_rag.verify.forward import FixedForward, Job
 from reader_rag.verify.seats import BakedRow, Seats
 
 log = logging.getLogger("reader_rag")
@@ -110,7 +110,7 @@ class RecordedPasses:
         if self.failure or len(set(arenas)) < len(arenas) or not all(map(_is_written, arenas)):
             return None
         width = self._forward.width
-        views = [bucket_edge(job.position) + width for job in jobs]
+        views = [self._forward.view(job.position) for job in jobs]
         for arena, view in zip(arenas, views, strict=True):
             arena.reserve(view)
         seats, changed = self._seats.take(arenas)
@@ -162,7 +162,7 @@ class RecordedPasses:
     def _step(self, shape: tuple[int, ...]) -> Step:
         """The work of a pass of this shape. Every tensor that it touches is one of its own, of a seat, or static."""
         forward, inputs, output = self._forward, self._inputs, self._output
-        views = [view or bucket_edge(0) + forward.width for view in shape]
+        views = [view or forward.view(0) for view in shape]
         storages = [
             self._seats.storage(seat) if view else self._idle_storage(shape)
             for seat, view in enumerate(shape)
@@ -194,7 +194,7 @@ class RecordedPasses:
         """What rows without a job write to: nobody reads it but they."""
         if self._idle is None:
             like = self._seats.storage(next(seat for seat, view in enumerate(shape) if view))
-            slots = bucket_edge(0) + self._forward.width
+            slots = self._forward.view(0)
             keys, values = (
                 tuple(None if t is None else t.new_zeros(*t.shape[:2], slots, t.shape[3]) for t in tensors)
                 for tensors in like

@@ -106,10 +106,10 @@ class Sampler:
         answer = [int(token) for token in prefix[self._prompt_tokens :]]
         return self._rules.restrict(scores, answer, greedy=self.sampling.temperature == 0)
 
-    def keep(self, logits: torch.Tensor, tokens: Sequence[int]) -> None:
-        """Takes committed tokens and the logits [n, V] that each was chosen from; remembers them if logprobs are wanted."""
+    def keep(self, logits: torch.Tensor, rows: Sequence[int], tokens: Sequence[int]) -> None:
+        """Takes committed tokens and which row of logits [n, V] each was chosen from; remembers them if logprobs are wanted."""
         if self.sampling.logprobs is not None:
-            self._logprobs += token_logprobs(logits, tokens, self.sampling.logprobs)
+            self._logprobs += token_logprobs(logits[list(rows)], tokens, self.sampling.logprobs)
 
     @property
     def logprobs(self) -> tuple[TokenLogprob, ...] | None:

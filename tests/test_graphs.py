@@ -17,39 +17,22 @@ from reader_rag.verify.forward import FixedForward, Job
 from reader_rag.verify.graphs import CudaRecorder, EagerRecorder, RecordedPasses
 from reader_rag.verify.kernels import twin_of
 from reader_rag.verify.selfcheck import why_not_recorded
+from tests.tiny_models import tiny
 
 CPU = torch.device("cpu")
 WIDTH, VOCABULARY = 8, 300
-SHAPE = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 2048,
-    "initializer_range": 0.3,
-    "pad_token_id": 0,
+# Kinds of attention; the first window ends inside a tree.
+KINDS = {
+    "llama": ("llama", {}),
+    "qwen2": ("qwen2", {}),
+    "one window": ("mistral", {"sliding_window": 3}),
+    "two windows": ("gemma3", {}),
 }
 
 
-def tiny(kind):
-    import transformers as t
-
-    torch.manual_seed(3)
-    if kind == "llama":
-        return t.LlamaForCausalLM(t.LlamaConfig(**SHAPE)).eval()
-    if kind == "qwen2":
-        return t.Qwen2ForCausalLM(t.Qwen2Config(**SHAPE)).eval()
-    if kind == "one window":
-        return t.MistralForCausalLM(t.MistralConfig(**SHAPE, sliding_window=3)).eval()  # ends inside a tree
-    layers = ["sliding_attention", "full_attention"]
-    config = t.Gemma3TextConfig(**SHAPE, head_dim=16, sliding_window=24, layer_types=layers)
-    return t.Gemma3ForCausalLM(config).eval()
-
-
 def forward_of(kind="llama", *, rows=1, dtype=torch.float32):
-    model = tiny(kind).to(dtype)
+    architecture, options = KINDS[kind]
+    model = tiny(architecture, **options).to(dtype)
     net = twin_of(model)
     use_grouped_attention(net)
     return FixedForward(net, model.config, width=WIDTH, chunk=32, device=CPU, rows=rows)

@@ -28,6 +28,8 @@ log = logging.getLogger("reader_rag")
 PACKING_PAYS = 1.05
 """Packed weights are kept when they are faster than the generic product by this factor."""
 PACKED_ROWS = 16
+MEASURED_AS = 2
+"""Raised when passes are computed in another way: what was measured before is measured again."""
 CPU_CHUNK, ACCELERATOR_CHUNK = 128, 512
 
 
@@ -198,7 +200,8 @@ def _is_hooked(model: torch.nn.Module) -> bool:
 
 
 def _machine_key(loaded: Loaded, fingerprint: str) -> str:
-    return f"{fingerprint}-{loaded.dtype}-{loaded.device.type}-{torch.get_num_threads()}-{torch.__version__}"
+    versions = f"{torch.__version__}-{MEASURED_AS}"
+    return f"{fingerprint}-{loaded.dtype}-{loaded.device.type}-{torch.get_num_threads()}-{versions}"
 
 
 class Calibration:

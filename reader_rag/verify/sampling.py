@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import Protocol
 
 import numpy as np
@@ -228,17 +229,21 @@ def top_evidence(logits: torch.Tensor, k: int = EVIDENCE) -> Expected:
 def pass_evidence(outputs: Sequence[torch.Tensor], k: int = EVIDENCE) -> list[Expected]:
     """`top_evidence` of each of `outputs`, with one copy to the host: reading it is where a pass on an accelerator is waited for."""
     parts = _parts([logits.detach() for logits in outputs], joined=outputs[0].device.type != "cpu")
-    host = torch.cat([_evidence(part, k) for part in parts]).cpu().numpy()
+    found = [_evidence(part, k) for part in parts]
+    host = (torch.cat(found) if len(found) > 1 else found[0]).cpu().numpy()
     k = host.shape[1] // 2
     best, ids, probs = host[:, 0], host[:, 1 : 1 + k], host[:, 1 + k :].view(np.float32)
-    order = np.lexsort((ids, -probs), axis=-1)
-    ids, probs = np.take_along_axis(ids, order, 1), np.take_along_axis(probs, order, 1)
-    found, first = [], 0
-    for logits in outputs:
-        rows = slice(first, first + len(logits))
-        found.append((best[rows].tolist(), ids[rows].tolist(), probs[rows].tolist()))
-        first = rows.stop
-    return found
+    if (probs[:, 1:] >= probs[:, :-1]).any():  # equals, which topk leaves in any order
+        order = np.lexsort((ids, -probs), axis=-1)
+        ids, probs = np.take_along_axis(ids, order, 1), np.take_along_axis(probs, order, 1)
+    every = best.tolist(), ids.tolist(), probs.tolist()
+    if len(outputs) == 1:
+        return [every]
+    ends = list(accumulate(map(len, outputs)))
+    return [
+        (every[0][first:last], every[1][first:last], every[2][first:last])
+        for first, last in pairwise([0, *ends])
+    ]
 
 
 def _parts(outputs: Sequence[torch.Tensor], *, joined: bool) -> list[torch.Tensor]:
@@ -250,12 +255,9 @@ def _parts(outputs: Sequence[torch.Tensor], *, joined: bool) -> list[torch.Tenso
 
 def _evidence(part: torch.Tensor, k: int) -> torch.Tensor:
     """Logits [n, V] -> int32 [n, 1 + 2k]: argmax, ids of the k most probable tokens, the bits of their float32 probabilities."""
-    scores = _scratch(part).copy_(part)
+    scores = part if part.dtype == torch.float32 else _scratch(part, "scores").copy_(part)
     best = _argmax(scores)
-    # softmax in place: exp(x - max) / sum
-    weights = scores.sub_(scores.amax(-1, keepdim=True)).exp_()
-    values, tokens = _top(weights, min(k, weights.shape[1]))
-    values /= weights.sum(-1, keepdim=True)
+    values, tokens = _top(torch.softmax(scores, -1, out=_scratch(part, "probs")), min(k, part.shape[1]))
     return torch.cat([best[:, None].int(), tokens.int(), values.view(torch.int32)], 1)
 
 
@@ -283,23 +285,24 @@ def _top(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         top = rows.topk(k)
         return top.values, top.indices
     folded = columns * BLOCKS
-    table = rows[:, :folded].view(n, BLOCKS, columns)
-    best = table.amax(1).topk(k).indices  # [n, k] columns
-    found = table.gather(2, best[:, None].expand(n, BLOCKS, k)).flatten(1)
-    top = torch.cat([found, rows[:, folded:]], 1).topk(k)  # what the fold leaves over takes part as it is
-    in_table = top.indices < BLOCKS * k
-    of_table = (top.indices // k) * columns + best.gather(1, top.indices % k)
-    return top.values, torch.where(in_table, of_table, top.indices - BLOCKS * k + folded)
+    best = rows[:, :folded].view(n, BLOCKS, columns).amax(1).topk(k).indices  # [n, k] columns
+    starts = torch.arange(0, folded, columns, device=rows.device)
+    ids = (best[:, None] + starts[:, None]).flatten(1)  # [n, BLOCKS * k]: all entries of these columns
+    if folded < size:  # what the fold leaves over takes part as it is
+        ids = torch.cat([ids, torch.arange(folded, size, device=rows.device).expand(n, -1)], 1)
+    top = rows.gather(1, ids).topk(k)
+    return top.values, ids.gather(1, top.indices)
 
 
 _KEPT = threading.local()
 
 
-def _scratch(like: torch.Tensor) -> torch.Tensor:
-    """float32 memory of the shape of `like`, kept per thread: fresh megabytes at every pass cost more in page faults
+def _scratch(like: torch.Tensor, use: str) -> torch.Tensor:
+    """float32 memory of the shape of `like`, kept per thread and use: fresh megabytes at every pass cost more in page faults
     than the arithmetic on them."""
-    kept: torch.Tensor | None = getattr(_KEPT, "memory", None)
+    kept: torch.Tensor | None = getattr(_KEPT, use, None)
     if kept is None or kept.device != like.device or kept.numel() < like.numel():
         with torch.inference_mode(False):  # what is made in inference mode cannot be written outside of it
-            kept = _KEPT.memory = torch.empty(like.numel(), dtype=torch.float32, device=like.device)
+            kept = torch.empty(like.numel(), dtype=torch.float32, device=like.device)
+        setattr(_KEPT, use, kept)
     return kept[: like.numel()].view(like.shape)

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from reader_rag.errors import SettingsError
+
 _STALE_S = 24 * 3600
 
 
@@ -36,8 +38,15 @@ def new_folder(target: Path) -> Iterator[Path]:
 
     A process that dies half-way leaves a folder named `.part-*`, which a later call removes after a day.
     When another process has finished `target` in the meantime, its result stays and this one is dropped.
+    Raises SettingsError if nothing can be made there.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(
+            f"cannot make the folder {target.parent} for the cache ({error.strerror}); mend its permissions, or name "
+            "another folder by cache_dir= or READER_RAG_CACHE"
+        ) from error
     for left in target.parent.glob(".part-*"):
         try:
             if time.time() - left.stat().st_mtime > _STALE_S:

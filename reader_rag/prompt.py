@@ -17,7 +17,7 @@ from reader_rag.errors import PromptError
 from reader_rag.structured.formats import ToolFormat, template_has_tools
 from reader_rag.structured.written import native_messages, talks_of_tools, written_messages
 
-__all__ = ["ROLES", "chunk_encodings", "control_ids", "encode_prompt", "encode_text"]
+__all__ = ["ROLES", "chunk_encodings", "control_ids", "encode_prompt", "encode_text", "refuse_surrogates"]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 """Templates paste a role between control characters, so no other text is let through."""
@@ -47,6 +47,7 @@ def encode_prompt(
     if isinstance(prompt, str):
         if not prompt.strip():
             raise PromptError("the question is empty; pass a text to answer")
+        refuse_surrogates(prompt, "the prompt")
         if raw:
             return _after_prefix(tokenizer, _ordinary(tokenizer, prompt))
         if not getattr(tokenizer, "chat_template", None):
@@ -146,6 +147,7 @@ def _text(message: Mapping[str, Any]) -> str:
     if content is None and message.get("tool_calls"):
         return ""
     if isinstance(content, str):
+        refuse_surrogates(content, "a message")
         return content
     parts = []
     for part in content if isinstance(content, list | tuple) else [content]:
@@ -154,8 +156,20 @@ def _text(message: Mapping[str, Any]) -> str:
             raise PromptError(
                 f"a message's content is {_short(part)}; this model reads text only, pass a text"
             )
+        refuse_surrogates(text, "a message")
         parts.append(text)
     return "".join(parts)
+
+
+def refuse_surrogates(text: str, what: str) -> None:
+    """Raise PromptError for half a surrogate pair, which bytes of another encoding leave behind: no tokenizer takes it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise PromptError(
+            f"{what} holds half a surrogate pair at character {error.start}, which is no text; was it decoded from "
+            'another encoding? Repair it with text.encode("utf-8", "replace").decode()'
+        ) from error
 
 
 def _fold_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -49,9 +49,13 @@ def test_rows_keep_their_conversation_and_put_passages_into_the_question(data):
     ("text", "says"),
     [
         ("", "has no rows"),
+        ("[1, 2]", "it is no JSON object"),
         ("not json", r"rows\.jsonl:1 is not a question row"),
         (json.dumps({"question": "  "}), "its question is empty"),
-        (json.dumps({"question": "?", "passages": [{"id": 1}]}), r":1 is not a question row \(KeyError"),
+        (
+            json.dumps({"question": "?", "passages": [{"id": 1}]}),
+            r":1 is not a question row \(it has no 'text'\); write it",
+        ),
     ],
 )
 def test_a_row_that_cannot_be_used_is_named(tmp_path, text, says):

@@ -10,6 +10,9 @@ from typing import Any
 from reader_rag.errors import SettingsError
 from reader_rag.store.chunk import Chunk
 
+EXAMPLE = '{"question": "...", "passages": [{"text": "..."}]}'
+"""The least that a row must hold, and the passages that most have."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -57,7 +60,7 @@ def read_rows(file: str | Path, *, only: str | None = None, limit: int | None = 
         raise SettingsError(
             f"{path} has no rows of the set {only!r}; its sets are: {known}"
             if only
-            else f"{path} has no rows"
+            else f"{path} has no rows; write one question a line, as in {EXAMPLE}"
         )
     return rows[:limit]
 
@@ -65,6 +68,8 @@ def read_rows(file: str | Path, *, only: str | None = None, limit: int | None = 
 def _row(line: str, where: str) -> Row:
     try:
         raw: dict[str, Any] = json.loads(line)
+        if not isinstance(raw, dict):
+            raise TypeError("it is no JSON object")
         chunks = tuple(
             Chunk(id=str(p.get("id", i)), text=p["text"], metadata={"title": p.get("title", "")})
             for i, p in enumerate(raw.get("passages") or [])
@@ -79,7 +84,8 @@ def _row(line: str, where: str) -> Row:
         if not isinstance(question, str) or not question.strip():
             raise ValueError("its question is empty")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise SettingsError(f"{where} is not a question row ({type(error).__name__}: {error})") from error
+        cause = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise SettingsError(f"{where} is not a question row ({cause}); write it as in {EXAMPLE}") from error
     earlier = messages[:-1] if messages else ()
     if chunks:
         context = "\n\n".join(chunk.text for chunk in chunks)

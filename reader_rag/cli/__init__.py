@@ -7,6 +7,10 @@ Answers and JSON go to stdout, everything else to stderr. Exit codes: 0 done, 1 
 from __future__ import annotations
 
 import argparse
+import codecs
+import errno
+import io
+import json
 import os
 import sys
 import traceback
@@ -18,6 +22,9 @@ from reader_rag.cli import ask, demo, doctor, index
 from reader_rag.errors import ReaderError
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+
+_NO_PLACE = (errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EPERM, errno.EROFS)
+"""A disk that is full, or a place that may not be written: no fault of the program."""
 
 _EPILOG = """\
 exit codes: 0 done, 1 unexpected failure, 2 bad input, 130 interrupted
@@ -58,6 +65,10 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    codecs.register_error("reader_rag.escape", _escape)
+    for out in (sys.stdout, sys.stderr):
+        if isinstance(out, io.TextIOWrapper):  # not so where a notebook or a test took its place
+            out.reconfigure(errors="reader_rag.escape")
     args = build_parser().parse_args(argv)
     try:
         return int(args.run(args))
@@ -71,6 +82,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _NO_PLACE:
+            print(f"reader-rag: error: {_one_line(error)}; free it, or name another place", file=sys.stderr)
+            return FAILED
         traceback.print_exc()
         print(f"reader-rag: unexpected failure: {type(error).__name__}: {_one_line(error)}", file=sys.stderr)
         return FAILED
@@ -92,6 +106,13 @@ class _Version(argparse.Action):
 
         print(f"reader-rag {__version__}")
         parser.exit()
+
+
+def _escape(error: UnicodeError) -> tuple[str, int]:
+    """What a terminal's encoding lacks, as JSON writes it: an answer is not cut off there, and a document stays JSON."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
 def _one_line(error: BaseException) -> str:

@@ -102,6 +102,9 @@ def run(args: argparse.Namespace) -> int:
     """Check everything that can be checked without the model, then load it and answer."""
     if not args.question.strip():
         raise PromptError("the question is empty; ask something")
+    from reader_rag.prompt import refuse_surrogates
+
+    refuse_surrogates(args.question, "the question")
     if args.k < 1 or args.draft_k < 1:
         name, value = ("--k", args.k) if args.k < 1 else ("--draft-k", args.draft_k)
         raise SettingsError(f"{name} is {value}; ask for at least 1 chunk")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
+import subprocess
+import sys
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -98,9 +102,8 @@ def demo_reader(demo_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     """The demo model in float32; its statistics go to a folder of this run, never to the user's cache."""
     from reader_rag import Reader
 
-    return Reader.load(
-        demo_folder, dtype="float32", device="cpu", cache_dir=tmp_path_factory.mktemp("demo-cache")
-    )
+    cache = tmp_path_factory.mktemp("demo-cache")
+    return Reader.load(demo_folder, dtype="float32", device="cpu", width=4, cache_dir=cache)
 
 
 @pytest.fixture(scope="session")
@@ -109,11 +112,39 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny-llama")
 
 
+@pytest.fixture(scope="session")
+def elsewhere(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What `other_process.py` says of the tiny model in a process whose hashes of strings differ from ours."""
+    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    script = Path(__file__).with_name("other_process.py")
+    done = subprocess.run(
+        [sys.executable, str(script), str(tiny_model), str(tmp_path_factory.mktemp("elsewhere"))],
+        env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    said: dict[str, Any] = json.loads(done.stdout)
+    return said
+
+
+@pytest.fixture(scope="session")
+def tiny_calibration(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """How long the tiny model's passes take: measured once, or every fresh Reader would measure it again."""
+    from reader_rag import Reader
+
+    cache = tmp_path_factory.mktemp("calibration")
+    Reader.load(tiny_model, dtype="float32", device="cpu", cache_dir=cache)
+    return cache / "calibration.json"
+
+
 @pytest.fixture
-def reader(tiny_model: Path, tmp_path: Path) -> Reader:
+def reader(tiny_model: Path, tiny_calibration: Path, tmp_path: Path) -> Reader:
     """A fresh Reader of the tiny model in float32, with empty statistics."""
     from reader_rag import Reader
 
+    (tmp_path / "cache").mkdir()
+    shutil.copy(tiny_calibration, tmp_path / "cache")
     return Reader.load(tiny_model, dtype="float32", device="cpu", cache_dir=tmp_path / "cache")
 
 

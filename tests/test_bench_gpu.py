@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from reader_rag.bench import gpu
+from reader_rag.load import load_model
 
 
 @pytest.fixture
@@ -28,7 +31,16 @@ def rows_file(tmp_path):
     return file
 
 
-def test_the_script_runs_end_to_end_and_its_last_line_is_json(rows_file, demo_folder, capsys):
+@pytest.fixture
+def few_tokens(tiny_model, monkeypatch):
+    """The tokenizer of the tests' own tiny model: an output matrix of 600 rows takes a moment, one of 49,152 most of the run."""
+    shape = copy.deepcopy(gpu.SHAPES["tiny"])
+    shape.vocab_size = AutoConfig.from_pretrained(tiny_model).vocab_size
+    monkeypatch.setitem(gpu.SHAPES, "tiny", shape)
+    monkeypatch.setattr(gpu, "load_model", lambda model, **options: load_model(tiny_model, **options))
+
+
+def test_the_script_runs_end_to_end_and_its_last_line_is_json(rows_file, few_tokens, capsys):
     arguments = ["--data", str(rows_file), "--tiny", "--rows", "1,2", "--limit", "2", "--width", "8"]
     assert gpu.main(arguments) == 0
     (result,) = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]

@@ -9,39 +9,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bench_fakes import ANSWER, Spy, answers_file, recording, soft
 
-from reader_rag.bench.curve import counts_up_to, curve
-from reader_rag.bench.engine_replay import feed, replay
+from reader_rag.bench.engine_replay import replay
 from reader_rag.bench.leave_out import shares, tallies_without_own
 from reader_rag.bench.record import record
 from reader_rag.bench.recording import Recording, load_recordings, save_recording
 from reader_rag.bench.replay import replay_answers, replay_recordings, report
 from reader_rag.bench.rules.rule import NoDrafts, RuleDrafter
-from reader_rag.bench.rules.suffixes import SuffixCopy, SuffixTrees
-from reader_rag.bench.runs import Learning, tallies_of
-from reader_rag.bench.systems import ReaderSystem, RuleSystem, learn
+from reader_rag.bench.rules.suffixes import SuffixTrees
+from reader_rag.bench.systems import ReaderSystem
 from reader_rag.cli import main
 from reader_rag.draft import Draft, make_drafter
 from reader_rag.errors import SettingsError
 from reader_rag.settings import Drafting, Sampling
 
 QUESTION = "for name, value in sorted(table.items()):\n    print(name, value)\nfor name, value in"
-
-
-def recording(
-    prompt: Sequence[int], output: Sequence[int], *, name: str = "rag-000", **options: Any
-) -> Recording:
-    return Recording(name, "rag", tuple(prompt), tuple(output), **options)
-
-
-def soft(one: Recording) -> Recording:
-    """With the model's expectations: the true next token, half the time behind a wrong one."""
-    known = [*one.prompt, *one.output]
-    rows = [[token, 99] if token % 2 else [99, token] for token in known[1:]]
-    probs = np.tile(np.array([0.6, 0.3], np.float32), (len(rows), 1))
-    return Recording(
-        one.name, one.set, one.prompt, one.output, one.whole, (), np.array(rows, np.int32), probs
-    )
 
 
 class Fixed:
@@ -223,48 +206,9 @@ def test_a_speculator_that_is_the_model_itself_guesses_right(
     assert set(result["by_source"]) == {"speculator"}
 
 
-ANSWER = "A chunk is a retrieved piece of text; a span stands verbatim in the answer and in a chunk."
-
-
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Two conversations of two turns; the last answer of the second is the first one's again."""
-    lines = []
-    for talk in "ab":
-        for turn in (1, 2):
-            copied = (talk, turn) in {("a", 1), ("b", 2)}
-            text = ANSWER if copied else f"The reader looks up {talk} {turn} naïve sorted values."
-            lines.append(
-                {
-                    "id": f"{talk}<::>{turn}",
-                    "set": "x/talk",
-                    "question": f"What is {talk}{turn}?",
-                    "passages": [{"id": "p", "title": "", "text": "It goes on for a while."}],
-                    "responses": {"big": text, "human": "The model verifies it in one pass."},
-                }
-            )
-    file = tmp_path / "rows.jsonl"
-    file.write_text("\n".join(map(json.dumps, lines)) + "\n")
-    return file
-
-
-class Spy(ReaderSystem):
-    """Notes what it had learned from at every request that was only tested: one that is learned from is closed, too."""
-
-    def __init__(self, log: list[list[tuple[int, ...]]], learned: Sequence[tuple[int, ...]] = ()) -> None:
-        super().__init__(("context",))
-        self.log, self.learned = log, list(learned)
-
-    def open(self, prompt: tuple[int, ...], chunks: Sequence[tuple[int, ...]] = ()) -> Any:
-        self.log.append(list(self.learned))
-        return super().open(prompt, chunks)
-
-    def close(self, prompt: tuple[int, ...], output: tuple[int, ...]) -> None:
-        self.log.pop()
-        self.learned.append(output)
-
-    def copy(self) -> ReaderSystem:
-        return Spy(self.log, self.learned)
+    return answers_file(tmp_path)
 
 
 def test_nothing_is_learned_from_the_same_conversation_or_from_near_duplicates(
@@ -335,83 +279,3 @@ def test_the_command_reports_rows_sets_sources_and_prompt_lookup(
     ):
         assert main([*command, *wrong]) == 2
         assert says in capsys.readouterr().err
-
-
-def lessons(count: int) -> list[Recording]:
-    """Requests whose answers are all the same, though nothing in their prompts says so."""
-    return [recording([50 + n], range(10, 30), name=f"rag-{n:03d}") for n in range(count)]
-
-
-def test_carried_learned_and_cold_requests_know_what_they_should() -> None:
-    tests = lessons(4)
-    make = lambda: RuleSystem(SuffixCopy())  # noqa: E731
-    passes = lambda learning: [t.passes for t in tallies_of(tests, make, 16, learning=learning)]  # noqa: E731
-    cold, carried = passes(Learning()), passes(Learning(carry=True))
-    assert cold == [20] * 4
-    assert carried[0] == 20
-    assert max(carried[1:]) < 5
-    assert max(passes(Learning(folds=2))) < 5
-    others = [recording([90], range(10, 30), name="other-0")]
-    assert max(passes(Learning(lessons=tuple(others)))) < 5
-    with pytest.raises(SettingsError, match="rag-001 is learned from and tested on"):
-        passes(Learning(lessons=(tests[1],)))
-    with pytest.raises(SettingsError, match="5 folds of 4 recordings"):
-        passes(Learning(folds=5))
-
-
-def test_a_copy_of_a_system_learns_for_itself() -> None:
-    system = ReaderSystem(("ngrams",))
-    one = soft(recording([1, 2, 3], [4, 5, 6, 7] * 6))
-    learn(system, [one])
-    known = len(system.memory.ngrams)
-    twin = system.copy()
-    assert len(twin.memory.ngrams) == known > 0
-    feed(soft(recording([60, 61], [62, 63, 64] * 4)), twin.open((60, 61)))
-    assert len(twin.memory.ngrams) > known == len(system.memory.ngrams)
-    twin.close((60, 61), (62, 63, 64))
-    assert (len(twin.memory.answers), len(system.memory.answers)) == (2, 1)
-    system.close((70,), (71, 72, 73))
-    system.close((80,), (81, 82, 83))
-    assert (len(twin.memory.answers), len(system.memory.answers)) == (2, 3)
-
-
-def test_the_curve_starts_cold_and_rises_where_requests_are_alike() -> None:
-    alike = [soft(recording([40 + n], range(1, 30, 2), name=f"rag-{n:03d}")) for n in range(9)]
-    result = curve(alike, lambda: ReaderSystem(("context", "ngrams")), width=8, tests=2, progress=False)
-    assert [point["seen"] for point in result["points"]] == [0, 1, 2, 5, 7]
-    rates = [point["tokens_per_pass"] for point in result["points"]]
-    assert rates[-1] > rates[0]
-    assert counts_up_to(30) == [0, 1, 2, 5, 10, 20, 30]
-    with pytest.raises(SettingsError, match="leave some to learn from"):
-        curve(alike, ReaderSystem, width=8, tests=9, progress=False)
-
-
-def test_a_conversation_is_tested_or_learned_from_as_a_whole() -> None:
-    alike = [soft(recording([40 + n], range(1, 30, 2), name=f"rag-{n:03d}")) for n in range(12)]
-    homes = [str(n // 4) for n in range(12)]
-    log: list[list[tuple[int, ...]]] = []
-    result = curve(alike, lambda: Spy(log), width=8, tests=4, conversations=homes, progress=False)
-    assert result["tests"] == 4
-    assert [point["seen"] for point in result["points"]] == [0, 1, 2, 5, 8], "the other two conversations"
-    with pytest.raises(SettingsError, match="every conversation would be tested"):
-        curve(alike, ReaderSystem, width=8, tests=4, conversations=["one"] * 12, progress=False)
-
-
-def test_the_curve_of_a_files_answers_takes_references_where_nobody_answered(
-    data: Path, tiny_model: Path, capsys: Any
-) -> None:
-    row = {
-        "id": "r",
-        "set": "x/reference",
-        "question": "What is a chunk?",
-        "reference": ANSWER,
-        "responses": {},
-    }
-    more = data.with_name("more.jsonl")
-    more.write_text(json.dumps(row) + "\n")
-    files = ["--data", str(data), str(more)]
-    assert main(["bench", "curve", *files, "--model", str(tiny_model), "--tests", "2", "--json"]) == 0
-    result = json.loads(capsys.readouterr().out.splitlines()[-1])
-    # Two conversations of four answers, and the reference: the middle one of the three is tested.
-    assert result["tests"] == 4
-    assert [point["seen"] for point in result["points"]] == [0, 1, 2, 5]

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from reader_rag import Chunk
+from reader_rag import Chunk, Drafting, Reader
 from reader_rag.cli import demo, doctor, main, show
 from reader_rag.cli.show import Highlighter, table
 
@@ -114,19 +114,29 @@ def test_the_same_seed_gives_the_same_answer(
     assert answers[0] == answers[1]
 
 
-def test_an_interrupted_answer_ends_with_130_and_no_traceback(store: Path, tiny_model: Path) -> None:
-    command = [sys.executable, "-m", "reader_rag", "ask", "Go on?", "--store", str(store), "--width", "128"]
-    command += ["--model", str(tiny_model), "--dtype", "float32", "--max-tokens", "900", "--plain"]
-    # Greedy, without drafts and in wide passes: a random model that repeats itself for seconds, and never draws an end token.
-    with subprocess.Popen(
-        command, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=0
-    ) as run:
-        assert run.stdout is not None
-        first = run.stdout.read(1)
-        run.send_signal(signal.SIGINT)
-        _, err = run.communicate(timeout=60)
-    assert first
-    assert run.returncode == 130
+class CtrlC(io.StringIO):
+    """A place to write to; whoever writes there first is interrupted."""
+
+    def write(self, text: str) -> int:
+        first, written = not self.getvalue(), super().write(text)
+        if first and text:
+            signal.raise_signal(signal.SIGINT)
+        return written
+
+
+def test_an_interrupted_answer_ends_with_130_and_no_traceback(
+    store: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["ask", "Go on?", "--store", str(store), "--model", str(tiny_model), "--dtype", "float32"]
+    monkeypatch.setattr(sys, "stdout", CtrlC())
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    try:
+        # Greedy: a random model that repeats itself, and never draws an end token.
+        assert main([*arguments, "--width", "8", "--max-tokens", "400"]) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert 0 < len(sys.stdout.getvalue()) < 200  # type: ignore[attr-defined]
+    err = capsys.readouterr().err
     assert "interrupted" in err
     assert "Traceback" not in err
 
@@ -249,14 +259,21 @@ def test_the_demo_names_a_missing_package_and_its_command(
 
 
 def test_the_demo_answers_through_both_frameworks_and_compares(
-    demo_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    demo_reader: Reader, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     everything = demo.python_reference()
-    some = [chunk for chunk in everything if chunk.metadata["title"] in ("for", "with", "try", "global")]
+    some = [chunk for chunk in everything if chunk.metadata["title"] in ("for", "global")]
     monkeypatch.setattr(demo, "python_reference", lambda: some)
     monkeypatch.setattr(demo, "QUESTIONS", (demo.QUESTIONS[0], demo.QUESTIONS[-1]))
-    arguments = ["demo", "--json", "--max-tokens", "12", "--dtype", "float32", "--width", "8"]
-    assert main([*arguments, "--model", str(demo_folder)]) == 0
+    loaded: list[Any] = []
+    monkeypatch.setattr(
+        Reader, "shared", lambda *asked, **options: loaded.append((asked, options)) or demo_reader
+    )
+    arguments = ["demo", "--json", "--max-tokens", "12", "--model", "m", "--dtype", "float32", "--width", "4"]
+    assert main(arguments) == 0
+    [(asked, options)] = loaded
+    assert (asked, options["dtype"], options["width"]) == (("m",), "float32", 4)
+    assert options["drafting"] == Drafting(persist=False)
     out, err = capsys.readouterr()
     assert "Traceback" not in err
     for word in ("transformers generate", "drafting off", "READER", "tokens per pass", "LlamaIndex"):
@@ -348,3 +365,10 @@ def test_the_module_runs_as_the_command() -> None:
     )
     assert done.stdout.startswith("reader-rag ")
     assert time.perf_counter() - start < 10
+
+
+def test_the_exit_code_of_a_command_is_that_of_the_process() -> None:
+    command = [sys.executable, "-m", "reader_rag", "ask", " ", "--store", "nowhere"]
+    done = subprocess.run(command, env=ENV, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("reader-rag: error: ")

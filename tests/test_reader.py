@@ -12,6 +12,7 @@ from slow_path import generated
 from reader_rag import Chunk, Drafting, Reader, Sampling
 from reader_rag.draft.source import Evidence
 from reader_rag.errors import LoadError, PromptError, SettingsError
+from tests.other_process import drafted_answer
 
 OFF = Drafting(sources=())
 QUESTION = "The reader looks up how a text goes on. How does a text go on?"
@@ -260,41 +261,6 @@ def test_the_same_seed_gives_the_same_text_and_no_seed_another(shared):
     assert shared.generate(QUESTION, sampling=again).tokens == answer.tokens
 
 
-def test_statistics_persist_per_model_and_scope(tiny_model, tmp_path):
-    def passes(reader, scope):
-        answer = reader.generate(
-            QUESTION, sampling=Sampling(max_tokens=60), drafting=Drafting(sources=("ngrams",)), scope=scope
-        )
-        return answer.stats.passes
-
-    first = Reader.load(tiny_model, dtype="float32", width=8, cache_dir=tmp_path)
-    cold = passes(first, "a")
-    warm = passes(first, "a")
-    assert warm < cold
-    assert passes(first, "b") == cold  # another scope reads nothing of it
-    first.save()
-    second = Reader.load(tiny_model, dtype="float32", width=8, cache_dir=tmp_path)
-    assert passes(second, "a") <= warm
-    third = Reader.load(
-        tiny_model, dtype="float32", width=8, cache_dir=tmp_path, drafting=Drafting(persist=False)
-    )
-    assert passes(third, "a") == cold
-
-
-def test_offered_chunks_are_drafted_from_in_their_scope_only(shared):
-    text = shared.generate(QUESTION, sampling=Sampling(max_tokens=60), drafting=OFF).text
-    only = Drafting(sources=("chunks",))
-
-    def accepted(scope):
-        stats = shared.generate(QUESTION, sampling=Sampling(max_tokens=60), drafting=only, scope=scope).stats
-        return stats.accepted_by_source.get("chunks", 0)
-
-    assert accepted("tenant-1") == 0
-    shared.offer([Chunk.from_text(text)], scope="tenant-1")
-    assert accepted("tenant-1") > 0
-    assert accepted("tenant-2") == 0
-
-
 def test_spans_stand_verbatim_in_their_chunks(shared):
     text = shared.generate(QUESTION, sampling=Sampling(max_tokens=60), drafting=OFF).text
     chunk = Chunk.from_text(f"Before. {text} After.")
@@ -356,49 +322,7 @@ def test_a_recurrent_model_runs_plain_and_says_why(tiny_model, tmp_path):
     assert answer.stats.drafted == 0
 
 
-def test_an_answer_is_the_same_whatever_the_hash_seed(tiny_model, tmp_path):
-    import os
-    import subprocess
-    import sys
-
-    script = (
-        "import sys; from reader_rag import Drafting, Reader, Sampling\n"
-        "d = Drafting(prompt_evidence=True)\n"  # None measures whether it pays
-        "r = Reader.load(sys.argv[1], dtype='float32', width=8, drafting=d, cache_dir=sys.argv[2])\n"
-        "a = r.generate('How does a text go on?', sampling=Sampling(max_tokens=40))\n"
-        "print(a.tokens, a.stats.passes, a.stats.drafted_by_source, a.stats.accepted_by_source)"
-    )
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", script, str(tiny_model), str(tmp_path / seed)],
-            env=os.environ | {"PYTHONHASHSEED": seed},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for seed in ("1", "2")
-    ]
-    outputs = {run.communicate()[0] for run in running}
-    assert [run.returncode for run in running] == [0, 0]
-    assert len(outputs) == 1
-
-
-def test_earlier_answers_of_a_scope_are_drafted_from_there_and_nowhere_else(tiny_model, tmp_path):
-    reader = Reader.load(tiny_model, dtype="float32", width=8, cache_dir=tmp_path)
-    only, sampling = Drafting(sources=("answers",)), Sampling(max_tokens=40)
-    first = reader.generate(QUESTION, sampling=sampling, drafting=only, scope="a")
-    assert first.stats.accepted == 0
-    again = reader.generate(QUESTION, sampling=sampling, drafting=only, scope="a")
-    assert again.tokens == first.tokens
-    assert again.stats.accepted_by_source["answers"] > 20
-    assert reader.generate(QUESTION, sampling=sampling, drafting=only, scope="b").stats.accepted == 0
-
-
-def test_an_indexed_corpus_is_drafted_from_in_its_scope(tiny_model, tmp_path):
-    reader = Reader.load(tiny_model, dtype="float32", width=8, cache_dir=tmp_path)
-    only, sampling = Drafting(sources=("corpus",)), Sampling(max_tokens=60)
-    plain = reader.generate(QUESTION, sampling=sampling, drafting=OFF)
-    assert reader.index([plain.text, "Another chunk."], scope="a") > len(plain.tokens) / 2
-    answer = reader.generate(QUESTION, sampling=sampling, drafting=only, scope="a")
-    assert answer.tokens == plain.tokens
-    assert answer.stats.accepted_by_source["corpus"] > 0
-    assert reader.generate(QUESTION, sampling=sampling, drafting=only, scope="b").stats.accepted == 0
+def test_an_answer_is_the_same_whatever_the_hash_seed(tiny_model, tmp_path, elsewhere):
+    here = drafted_answer(tiny_model, tmp_path)
+    assert here[1] < len(here[0]), "drafts were accepted, or this shows nothing"
+    assert elsewhere["answer"] == here

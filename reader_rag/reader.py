@@ -19,6 +19,7 @@ from reader_rag.errors import ContextError, PromptError, ReaderError, SettingsEr
 from reader_rag.load import Loaded, context_length, eos_ids, load_model
 from reader_rag.loop import Loop
 from reader_rag.memory import Memory
+from reader_rag.options import check_request, count_prompts
 from reader_rag.prefixes import PrefixCache
 from reader_rag.prompt import chunk_encodings, control_ids, encode_prompt, encode_text
 from reader_rag.request import Request
@@ -227,7 +228,7 @@ class Reader:
         before anything runs. With `return_exceptions` a failed request leaves its exception in its place; otherwise the first
         failure is raised when all others are done.
         """
-        count = len(prompts)
+        count = count_prompts(prompts)
         each = [
             {name: option_of(name, value, i, count) for name, value in options.items()} for i in range(count)
         ]
@@ -307,9 +308,12 @@ class Reader:
         tool_choice: Any = "auto",
         tool_format: str | None = None,
         parallel_tool_calls: bool | None = None,
+        **unknown: Any,
     ) -> Request:
         started = time.perf_counter()
-        sampling, drafting = sampling or Sampling(), drafting or self.drafting
+        sampling = Sampling() if sampling is None else sampling
+        drafting = self.drafting if drafting is None else drafting
+        check_request(unknown, sampling=sampling, drafting=drafting, scope=scope)
         use = plan_tools(
             self.tokenizer, tools, choice=tool_choice, parallel=parallel_tool_calls, format=tool_format
         )

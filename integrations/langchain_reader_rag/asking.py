@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import wraps
 from time import monotonic
 from typing import Any
@@ -98,16 +97,6 @@ def configured_scope(config: RunnableConfig | None) -> str | None:
     if scope == "":  # a tenant whose name got lost must not end up among the others
         raise SettingsError("reader_scope is empty: name the scope, or leave it out for the face's own")
     return None if scope is None else str(scope)
-
-
-def refuse_unknown(options: Iterable[str], known: Iterable[str], where: str) -> None:
-    """Raise SettingsError for the first option that `where` does not have, naming those that it has."""
-    known = sorted(known)
-    for name in options:
-        if name not in known:
-            near = get_close_matches(str(name), known, n=1)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
-            raise SettingsError(f"{where} has no option {name!r}{hint}; it has: {', '.join(known)}")
 
 
 def response_metadata(answer: Answer, reader: "reader_rag.Reader") -> dict[str, Any]:

@@ -15,7 +15,6 @@ from langchain_reader_rag.asking import (
     Request,
     answers,
     answers_of,
-    refuse_unknown,
     response_metadata,
     scoped,
     steps,
@@ -28,6 +27,7 @@ from langchain_reader_rag.messages import message_chunks, reader_messages
 from langchain_reader_rag.structured import Method, openai_tools, response_constraint, structured
 from reader_rag import Answer, Step
 from reader_rag.errors import SettingsError
+from reader_rag.options import refuse_unknown
 from reader_rag.structured import template_has_tools
 
 TOOLS = ("tools", "tool_choice", "tool_format", "parallel_tool_calls")

@@ -10,10 +10,11 @@ from langchain_core.language_models import BaseLanguageModel, LangSmithParams
 from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
 import reader_rag
-from langchain_reader_rag.asking import Request, configured_scope, refuse_unknown
+from langchain_reader_rag.asking import Request, configured_scope
 from langchain_reader_rag.messages import chunks_of
 from reader_rag import Chunk, Drafting, Sampling, __version__
 from reader_rag.errors import SettingsError
+from reader_rag.options import refuse_unknown
 
 SAMPLING = tuple(field.name for field in fields(Sampling))
 LOADING = (

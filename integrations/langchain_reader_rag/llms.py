@@ -13,7 +13,6 @@ from langchain_reader_rag.asking import (
     Request,
     answers,
     answers_of,
-    refuse_unknown,
     response_metadata,
     scoped,
     steps,
@@ -24,6 +23,7 @@ from langchain_reader_rag.errors import langchain_errors
 from langchain_reader_rag.face import PER_REQUEST, SAMPLING, ReaderFace
 from langchain_reader_rag.handoff import driven
 from reader_rag import Answer, Step
+from reader_rag.options import refuse_unknown
 
 TEXT_OPTIONS = (*SAMPLING, "raw")
 

@@ -13,8 +13,9 @@ from langchain_core.runnables import RunnableConfig, run_in_executor
 from pydantic import ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
 import reader_rag
-from langchain_reader_rag.asking import configured_scope, refuse_unknown
+from langchain_reader_rag.asking import configured_scope
 from reader_rag.errors import SettingsError
+from reader_rag.options import refuse_unknown
 
 _opening = Lock()
 

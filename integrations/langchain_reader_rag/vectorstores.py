@@ -14,11 +14,12 @@ from langchain_core.retrievers import LangSmithRetrieverParams
 from langchain_core.runnables import RunnableConfig
 from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 
-from langchain_reader_rag.asking import configured_scope, refuse_unknown
+from langchain_reader_rag.asking import configured_scope
 from langchain_reader_rag.embeddings import embedder_of
 from langchain_reader_rag.filters import Filter, document_of, where_of
 from reader_rag import Chunk, Store
 from reader_rag.errors import SettingsError
+from reader_rag.options import refuse_unknown
 from reader_rag.store import Embedder, Hit
 
 

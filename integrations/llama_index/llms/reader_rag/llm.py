@@ -31,6 +31,7 @@ from llama_index.llms.reader_rag.nodes import chunks_from
 from llama_index.llms.reader_rag.structured import ConstrainedLLM
 from reader_rag import Chunk, Drafting, Sampling
 from reader_rag.errors import PromptError, SettingsError
+from reader_rag.options import hint
 from reader_rag.structured import Constraint, plan_tools
 
 if TYPE_CHECKING:
@@ -142,7 +143,9 @@ class ReaderLLM(ConstrainedLLM):
         fields = type(self).model_fields
         if unknown := sorted(set(options) - set(fields)):
             known = ["model", "reader", "tokenizer", *sorted(set(fields) - {"model"})]
-            raise SettingsError(f"unknown option {', '.join(unknown)}: ReaderLLM knows {', '.join(known)}")
+            raise SettingsError(
+                f"unknown option {unknown[0]}{hint(unknown[0], known)}: ReaderLLM knows {', '.join(known)}"
+            )
         if isinstance(options.get("stop"), str):
             options["stop"] = (options["stop"],)
         name = str(model) if isinstance(model, str | Path) else getattr(model, "name_or_path", None)
@@ -310,4 +313,6 @@ class ReaderLLM(ConstrainedLLM):
 
 def _refuse_unknown(options: Mapping[str, Any], known: Sequence[str]) -> None:
     if unknown := sorted(set(options) - set(known)):
-        raise SettingsError(f"unknown option {', '.join(unknown)}: a call takes {', '.join(sorted(known))}")
+        raise SettingsError(
+            f"unknown option {unknown[0]}{hint(unknown[0], known)}: a call takes {', '.join(sorted(known))}"
+        )

@@ -133,6 +133,8 @@ def test_an_interrupted_answer_ends_with_130_and_no_traceback(
     try:
         # Greedy: a random model that repeats itself, and never draws an end token.
         assert main([*arguments, "--width", "8", "--max-tokens", "400"]) == 130
+    except KeyboardInterrupt:
+        pytest.fail("the interrupt went through, and would end the whole test run")
     finally:
         signal.signal(signal.SIGINT, before)
     assert 0 < len(sys.stdout.getvalue()) < 200  # type: ignore[attr-defined]

@@ -19,13 +19,14 @@ pytestmark = pytest.mark.timeout(2 * LONGEST + 20)
 
 
 @pytest.fixture(scope="module")
-def environment(demo_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Offline, with the user's converted model and measured widths, but with learned statistics of its own."""
+def environment(
+    demo_folder: Path, demo_calibration: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
+    """Offline, with the user's converted model and the widths measured so far, but with learned statistics of its own."""
     cache = tmp_path_factory.mktemp("cache")
     (cache / "models").symlink_to(demo_folder.parent, target_is_directory=True)
-    measured = demo_folder.parent.parent / "calibration.json"
-    if measured.exists():
-        shutil.copy(measured, cache)
+    if demo_calibration.exists():
+        shutil.copy(demo_calibration, cache)
     return {
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",

@@ -358,6 +358,10 @@ def _learn(
     paths: list[list[int]] = []
     for node, parent in enumerate(draft.parents):
         paths.append([*(paths[parent] if parent != ROOT else ()), draft.tokens[node]])
-        if node + 1 not in committed:
-            request.drafter.observe_branch(paths[node], top_ids[node + 1], top_probs[node + 1])
+    beside = [node for node in range(len(paths)) if node + 1 not in committed]
+    request.drafter.observe_branches(
+        [paths[node] for node in beside],
+        [top_ids[node + 1] for node in beside],
+        [top_probs[node + 1] for node in beside],
+    )
     request.drafter.observe(taken, [top_ids[i] for i in committed], [top_probs[i] for i in committed])

@@ -1,5 +1,6 @@
 """Chunks: copied from verbatim, one at a time, within the pool's bytes and its scope."""
 
+import math
 import random
 import threading
 import tracemalloc
@@ -9,7 +10,7 @@ import pytest
 
 from reader_rag.draft.chunks import ChunkSource
 from reader_rag.draft.drafter import make_drafter
-from reader_rag.draft.pool import ChunkPool
+from reader_rag.draft.pool import END, ChunkPool
 
 LARGE = 151_935
 
@@ -119,8 +120,9 @@ def test_a_chunk_that_leaves_the_pool_in_mid_request_falls_silent() -> None:
     state = source.root()
     assert source.predict(state)
     pool._drop("a")
-    assert source.predict(state) == []
-    assert source.predict(source.advance(state, 3)) == []
+    assert source.predict(source.advance(state, 3)) == [], "at the next token: a state says what it has read"
+    source.observe([3], [None], False)
+    assert source.predict(source.root()) == []
 
 
 def test_memory_stays_under_the_cap() -> None:
@@ -173,3 +175,29 @@ def test_chunks_too_short_to_draft_from_are_no_trouble(arrays: list[list[int]]) 
     pool.add("a", arrays)
     assert len(pool) == 0
     assert drafted(arrays, [1, 2], pool) == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_states_that_carry_the_tokens_say_what_places_looked_up_say(seed: int) -> None:
+    rng = random.Random(seed)
+    pool = ChunkPool()
+    for number in range(6):
+        pool.add(str(number), [[rng.randrange(4) for _ in range(12)]])
+    source = ChunkSource([[rng.randrange(4) for _ in range(20)]], pool)
+    state = source.root()
+    for _ in range(60):
+        state = source.advance(state, rng.randrange(4))
+        shares: dict[int, float] = {}
+        longest = max((min(length, 8) for matches in state[1] for length, _, _ in matches), default=0)
+        for index, matches, own in zip(source._indexes, state[1], (2.0, 1.0), strict=True):
+            for length, places, tokens in matches:
+                for place, token in zip(places, tokens, strict=True):
+                    number, position = index.split(place)
+                    assert index.sequences[number][position] == token != END
+                    weight = own * math.exp(-0.9 * (longest - min(length, 8)))
+                    shares[token] = shares.get(token, 0.0) + weight
+        said = source.predict(state)
+        assert [one.level for one in said] == ([longest] if longest else [])
+        for one in said:
+            total = sum(shares.values())
+            assert one.hard == pytest.approx({token: share / total for token, share in shares.items()})

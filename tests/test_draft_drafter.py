@@ -230,3 +230,34 @@ def test_the_mixture_comes_to_trust_the_source_that_is_right() -> None:
 def test_probabilities_sum_to_at_most_one() -> None:
     mixture = Mixture([Oracle("a", 1, 0.9), Oracle("b", 2, 0.9), Oracle("c", 1, 0.5)])
     assert sum(prob for _, prob in mixture.predict(mixture.root())) <= 1.0
+
+
+def test_branches_told_at_once_teach_what_they_teach_one_by_one() -> None:
+    at_once, one_by_one = NgramTable(), NgramTable()
+    contexts, ids = [[3], [3, 4], [5, 6, 7], []], [[4, 5], [6, 7], [8, 9], [2, 3]]
+    probs = [[0.5, 0.25], [0.75, 0.01], [0.5, 0.5], [0.9, 0.05]]
+    drafter = make_drafter(["context", "ngrams"], ngrams=at_once)
+    drafter.observe_prompt([1, 2], None, None)
+    drafter.observe_branches(contexts, ids, probs)
+    drafter = make_drafter(["context", "ngrams"], ngrams=one_by_one)
+    drafter.observe_prompt([1, 2], None, None)
+    for context, top_ids, top_probs in zip(contexts, ids, probs, strict=True):
+        drafter.observe_branch(context, top_ids, top_probs)
+    assert at_once.tables == one_by_one.tables
+    assert (len(at_once), at_once.nbytes) == (len(one_by_one), one_by_one.nbytes)
+    assert len(at_once) == 8
+
+
+def test_a_source_that_takes_branches_one_by_one_is_told_of_each() -> None:
+    class Listener(Oracle):
+        def __init__(self) -> None:
+            super().__init__("listener", 1, 0.5)
+            self.heard: list[tuple[list[int], Row]] = []
+
+        def observe_branch(self, context: Sequence[int], row: Row) -> None:
+            self.heard.append((list(context), row))
+
+    listener = Listener()
+    drafter = make_drafter(["listener"], extra_sources=[listener])
+    drafter.observe_branches([[1], [1, 2]], [[3], [4]], [[0.9], [0.8]])
+    assert listener.heard == [([1], {3: 0.9}), ([1, 2], {4: 0.8})]

@@ -29,7 +29,7 @@ def filled(seed: int = 0, count: int = 300, limit: int = 64 << 20, vocabulary: i
 def everything(table: NgramTable) -> list[list[tuple[int, float, list[dict[int, float]]]]]:
     return [
         [(context, entry[0], [dict(row) for row in entry[1]]) for context, entry in entries.items()]
-        for entries in table._tables
+        for entries in table.tables
     ]
 
 
@@ -197,7 +197,7 @@ def test_threads_do_not_corrupt_the_table(tmp_path: Path) -> None:
     assert not failures
     for entries, turns in table._queues():
         assert sorted(entries) == sorted(turns)
-    held = [row for entries in table._tables for _, rows in entries.values() for row in rows]
+    held = [row for entries in table.tables for _, rows in entries.values() for row in rows]
     assert sum(table._holders.values()) == len(held)
     while table._evict():
         pass

@@ -7,17 +7,17 @@ from typing import Any
 
 from reader_rag.bench import commands
 from reader_rag.bench.options import (
+    add_contexts,
     add_model,
     add_questions,
     add_set,
     add_width,
+    lengths_of,
     load_reader,
     load_weights,
-    names_of,
     parser_of,
     put_out,
 )
-from reader_rag.errors import SettingsError
 
 
 def add_parser(subparsers: Any) -> None:
@@ -35,6 +35,7 @@ def add_parser(subparsers: Any) -> None:
     _add_batch(kinds)
     _add_passes(kinds)
     _add_conversation(kinds)
+    commands.add_drafting(kinds)
 
 
 def _add_speed(kinds: Any) -> None:
@@ -129,12 +130,7 @@ def _add_passes(kinds: Any) -> None:
         "plain decoding beside transformers' generate. Needs no data. Run it on a quiet machine.",
     )
     one.add_argument("--rows", type=int, default=8, metavar="R", help="requests that share a pass")
-    one.add_argument(
-        "--contexts",
-        default="512,2048,8192",
-        metavar="LENGTHS",
-        help="tokens of the prompts, separated by commas",
-    )
+    add_contexts(one, "512,2048,8192")
     one.add_argument("--max-tokens", type=int, default=64, metavar="N", help="tokens per answer")
     one.add_argument(
         "--profile", action="store_true", help="adds the functions that take the most time at one row"
@@ -147,16 +143,12 @@ def _add_passes(kinds: Any) -> None:
 def _passes(args: argparse.Namespace) -> int:
     from reader_rag.bench.passes import passes, report
 
-    lengths = names_of(args.contexts)
-    if not lengths or not all(length.isdecimal() and int(length) > 1 for length in lengths):
-        raise SettingsError(
-            f"--contexts is {args.contexts!r}; give lengths of 2 tokens and more, as in 512,2048"
-        )
+    contexts = lengths_of(args.contexts)
     result = passes(
         load_weights(args),
         rows=args.rows,
         width=args.width,
-        contexts=[int(length) for length in lengths],
+        contexts=contexts,
         max_tokens=args.max_tokens,
         profile=args.profile,
     )

@@ -1,4 +1,4 @@
-"""The benches of drafting: `record`, `replay`, `peers` and `curve`, their options and what they print."""
+"""The benches of drafting: `record`, `replay`, `peers`, `curve` and `drafting`, their options and what they print."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from reader_rag.bench.options import (
+    add_contexts,
     add_model,
     add_questions,
     add_sets,
     add_width,
+    lengths_of,
     load_reader,
     names_of,
     parser_of,
@@ -107,6 +109,27 @@ def add_curve(kinds: Any) -> None:
     _tokenizer_of(one)
     one.add_argument("--plot", metavar="PNG", help="also draw the curve into this file")
     one.set_defaults(run=_curve)
+
+
+def add_drafting(kinds: Any) -> None:
+    one = parser_of(
+        kinds,
+        "drafting",
+        "what drafting costs a pass, without a model",
+        "CPU time of the thread that drafts, by part of the work, behind prompts of several lengths, with all sources filled by other "
+        "requests. The text is made up from a fixed seed, or that of --data (rows with responses) or --recordings. After every "
+        "token stand the model's eight likeliest next ones: recorded, or what the texts say most often there.",
+    )
+    what = one.add_mutually_exclusive_group()
+    what.add_argument("--data", nargs="+", metavar="FILE", help="JSON lines of questions with responses")
+    what.add_argument("--recordings", metavar="FOLDER", help="recordings of `bench record`")
+    add_sets(one)
+    one.add_argument("--limit", type=int, metavar="N", help="the first N of each set")
+    add_contexts(one, "4000,100000")
+    one.add_argument("--passes", type=int, default=200, metavar="N", help="passes behind each length")
+    add_width(one, 16)
+    _tokenizer_of(one)
+    one.set_defaults(run=_drafting)
 
 
 def _tokenizer_of(one: argparse.ArgumentParser) -> None:
@@ -246,6 +269,25 @@ def _curve(args: argparse.Namespace) -> int:
     if args.plot:
         plot_curve(result, args.plot)
     return put_out(args, result, curve.report(result))
+
+
+def _drafting(args: argparse.Namespace) -> int:
+    from reader_rag.bench import drafting
+
+    _check_width(args.width)
+    contexts = lengths_of(args.contexts)
+    if args.passes < 1:
+        raise SettingsError(f"--passes is {args.passes}; time at least 1 pass")
+    recordings: list[Recording] = []
+    options: dict[str, Any] = {}
+    if args.data or args.recordings:
+        from reader_rag.prompt import control_ids
+
+        tokenizer = _tokenizer(args.model)
+        recordings = _answers(args, tokenizer)[0] if args.data else _recordings(args, tokenizer)
+        options = {"forbidden": control_ids(tokenizer), "vocabulary": len(tokenizer)}
+    result = drafting.drafting(recordings, contexts=contexts, width=args.width, passes=args.passes, **options)
+    return put_out(args, result, drafting.report(result))
 
 
 def _answers(args: argparse.Namespace, tokenizer: Any) -> tuple[list[Recording], list[str]]:

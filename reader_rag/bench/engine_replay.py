@@ -36,6 +36,13 @@ class Drafts(Protocol):
 
     def observe_branch(self, context: Sequence[int], top_ids: list[int], top_probs: list[float]) -> None: ...
 
+    def observe_branches(
+        self,
+        contexts: Sequence[Sequence[int]],
+        top_ids: Sequence[Sequence[int]],
+        top_probs: Sequence[Sequence[float]],
+    ) -> None: ...
+
     def draft(self, pending: Sequence[int], limit: int, chain_limit: int) -> Draft: ...
 
     def dropped(self) -> dict[str, str]: ...

@@ -7,6 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from reader_rag.errors import SettingsError
 from reader_rag.settings import SOURCES
 
 if TYPE_CHECKING:
@@ -55,6 +56,20 @@ def add_width(one: argparse.ArgumentParser, default: int | None) -> None:
 def names_of(text: str | None) -> list[str]:
     """The names of a comma-separated option."""
     return [name.strip() for name in text.split(",") if name.strip()] if text else []
+
+
+def add_contexts(one: argparse.ArgumentParser, default: str) -> None:
+    one.add_argument(
+        "--contexts", default=default, metavar="LENGTHS", help="tokens of the prompts, separated by commas"
+    )
+
+
+def lengths_of(contexts: str) -> list[int]:
+    """The lengths that --contexts names; SettingsError where they mean nothing."""
+    lengths = names_of(contexts)
+    if not lengths or not all(length.isdecimal() and int(length) > 1 for length in lengths):
+        raise SettingsError(f"--contexts is {contexts!r}; give lengths of 2 tokens and more, as in 512,2048")
+    return [int(length) for length in lengths]
 
 
 def load_weights(args: argparse.Namespace) -> Loaded:

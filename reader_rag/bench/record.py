@@ -50,6 +50,14 @@ class Listener:
     def observe_branch(self, context: Sequence[int], top_ids: list[int], top_probs: list[float]) -> None:
         self._drafter.observe_branch(context, top_ids, top_probs)
 
+    def observe_branches(
+        self,
+        contexts: Sequence[Sequence[int]],
+        top_ids: Sequence[Sequence[int]],
+        top_probs: Sequence[Sequence[float]],
+    ) -> None:
+        self._drafter.observe_branches(contexts, top_ids, top_probs)
+
     def draft(self, pending: Sequence[int], limit: int, chain_limit: int) -> Draft:
         return self._drafter.draft(pending, limit, chain_limit)
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from math import exp
 
-from reader_rag.draft.pool import ChunkIndex, ChunkPool, as_sequences
+from reader_rag.draft.pool import END, ChunkIndex, ChunkPool, as_sequences
 from reader_rag.draft.source import Array, Evidence, Row
 
 LONGEST = 8  # longer matches count as this long
@@ -15,8 +15,10 @@ TRUST = (0.0, 0.0, 0.20, 0.30, 0.40, 0.50, 0.60, 0.65, 0.70)  # by length; behin
 _SHARE = tuple(exp(-STEP * shorter) for shorter in range(LONGEST + 1))
 
 _COUNTED = 15  # lengths that a state tells apart
-Matches = tuple[tuple[int, tuple[int, ...]], ...]
-"""In one ChunkIndex, the longest matches first: (length, places of what followed)."""
+Match = tuple[int, tuple[int, ...], tuple[int, ...]]
+"""(length, places of what followed, the tokens there)."""
+Matches = tuple[Match, ...]
+"""In one ChunkIndex, the longest first."""
 State = tuple[int, tuple[Matches, ...]]
 """The last token, and the matches in each index."""
 
@@ -49,34 +51,25 @@ class ChunkSource:
         moved: list[Matches] = []
         for index, old in zip(self._indexes, tracked, strict=True):
             fresh = index.find(before, token)
-            moved.append(_moved(index, old, fresh, token) if old else ((2, fresh),) if fresh else ())
+            moved.append(_moved(index, old, fresh, token) if old or fresh else ())
         return token, tuple(moved)
 
     def predict(self, state: State) -> list[Evidence]:
-        if not any(state[1]):
+        lengths = [matches[0][0] for matches in state[1] if matches]
+        if not lengths:
             return []
-        found: list[tuple[int, int, float]] = []  # (next token, match length, weight)
-        weight = OWN if len(self._indexes) > 1 else 1.0
-        longest = 0
-        for index, matches in zip(self._indexes, state[1], strict=True):
-            for length, places in matches:
-                if length > LONGEST:
-                    length = LONGEST
-                for place in places:
-                    token = index.token(place)
-                    if token is not None:
-                        found.append((token, length, weight))
-                        if length > longest:
-                            longest = length
-            weight = 1.0
-        if not found:
-            return []
+        longest = min(max(lengths), LONGEST)
+        own = OWN if len(self._indexes) > 1 else 1.0
         shares: dict[int, float] = {}
+        get = shares.get
         total = 0.0
-        for token, length, weight in found:
-            weight *= _SHARE[longest - length]
-            total += weight
-            shares[token] = shares.get(token, 0.0) + weight
+        for matches in state[1]:
+            for length, _, tokens in matches:
+                weight = own * _SHARE[longest - length if length < LONGEST else 0]
+                total += weight * len(tokens)
+                for token in tokens:
+                    shares[token] = get(token, 0.0) + weight
+            own = 1.0
         hard = {token: share / total for token, share in shares.items()}
         return [Evidence(TRUST[longest], longest, hard, [])]
 
@@ -85,25 +78,33 @@ class ChunkSource:
         best: tuple[int, int] | None = None
         longest = 0
         for index, matches in zip(self._indexes, state[1], strict=True):
-            for length, places in matches:
-                if length > longest:
-                    copied = next((place for place in places if index.token(place) == token), None)
-                    if copied is not None:
-                        longest, best = length, index.split(copied)
+            for length, places, tokens in matches:
+                if length > longest and token in tokens:
+                    longest, best = length, index.split(places[tokens.index(token)])
         return best
 
 
 def _moved(index: ChunkIndex, old: Matches, fresh: tuple[int, ...], token: int) -> Matches:
     """The matches that `token` continues, and those that begin with it, up to MATCHES."""
-    moved: list[tuple[int, tuple[int, ...]]] = []
+    moved = []
     taken: list[int] = []
-    for length, places in old:
-        kept = [place + 1 for place in places if index.token(place) == token]
-        if kept:
-            moved.append((length + 1 if length < _COUNTED else length, tuple(kept)))
+    for length, places, tokens in old:
+        if token in tokens:
+            kept = [place + 1 for place, copied in zip(places, tokens, strict=True) if copied == token]
             taken += kept
+            if match := _match(index, length + 1 if length < _COUNTED else length, kept):
+                moved.append(match)
     if taken:
         fresh = tuple([place for place in fresh if place not in taken][: max(MATCHES - len(taken), 0)])
-    if fresh:
-        moved.append((2, fresh))
+    if fresh and (match := _match(index, 2, fresh)):
+        moved.append(match)
     return tuple(moved)
+
+
+def _match(index: ChunkIndex, length: int, places: Sequence[int]) -> Match | None:
+    """The match without the places at which its chunk ends; None where none is left."""
+    tokens = index.after(places)
+    if END in tokens:
+        places = [place for place, token in zip(places, tokens, strict=True) if token != END]
+        tokens = [token for token in tokens if token != END]
+    return (length, tuple(places), tuple(tokens)) if tokens else None

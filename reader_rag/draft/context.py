@@ -191,9 +191,8 @@ class _Habit:
         once = SAID / max(1, min(len(known), SAID_TOKENS))
         sums = {token: once * count for token, count in self._again.items()}
         if latest:
-            said, share = self._said, FAVOURED / len(latest)
-            for token, prob in favoured.items():
-                sums[token] = once * said.get(token, 0) + share * prob
+            said, share = self._said.get, FAVOURED / len(latest)
+            sums |= {token: once * said(token, 0) + share * prob for token, prob in favoured.items()}
             for age in range(min(PASSED_OVER_ROWS, len(latest))):
                 came = known[-1 - age]
                 for token, prob in latest[-1 - age].items():

@@ -16,7 +16,7 @@ from reader_rag.draft.ngrams import NgramSource, NgramTable
 from reader_rag.draft.pool import ChunkPool
 from reader_rag.draft.priors import Priors
 from reader_rag.draft.source import Array, Row, SharedSource, Source
-from reader_rag.draft.tree import Draft, Origin, grow
+from reader_rag.draft.tree import Draft, Origin, Tree, grow
 
 LEAST_OF_LAST = 0.15  # of the least path probability of one draft, below which the next leaves nodes out
 LEAST_PROB = 0.03  # predictions below this are not kept as soft evidence
@@ -39,8 +39,8 @@ class Drafter:
         self.source_names: tuple[str, ...] = tuple(source.name for source in sources)
         self._guarded = [GuardedSource(source) for source in sources]
         self._mixture = Mixture(self._guarded, forbidden, vocabulary, priors)
-        self._drafted: dict[tuple[int, int], tuple[int, Node]] = {}  # (parent, token) -> (node, its state)
-        self._root: Node | None = None
+        self._root: Node | None = None  # what the latest draft grew from, until its verdict
+        self._tree: Tree[Node] | None = None  # the latest draft
         self._least = 0.0  # path probability that nodes of the next draft must exceed
 
     def observe_prompt(
@@ -63,14 +63,7 @@ class Drafter:
 
     def observe(self, tokens: Sequence[int], top_ids: list[list[int]], top_probs: list[list[float]]) -> None:
         """Takes newly committed tokens; row j is the prediction that tokens[j] was chosen from."""
-        if self._root is not None:
-            node, parent = self._root, -1
-            for token in tokens:
-                self._mixture.learn(node, token)
-                child = self._drafted.get((parent, token))
-                if child is None:
-                    break
-                parent, node = child
+        self._learn(tokens)
         rows = [_row(ids, probs) for ids, probs in zip(top_ids, top_probs, strict=True)]
         for source in self._mixture.sources:
             source.observe(tokens, rows, False)
@@ -78,9 +71,18 @@ class Drafter:
 
     def observe_branch(self, context: Sequence[int], top_ids: list[int], top_probs: list[float]) -> None:
         """Takes the model's prediction after the committed sequence and `context`, a path that was not committed."""
-        row = _row(top_ids, top_probs)
-        for source in self._mixture.sources:
-            source.observe_branch(context, row)
+        self.observe_branches([context], [top_ids], [top_probs])
+
+    def observe_branches(
+        self,
+        contexts: Sequence[Sequence[int]],
+        top_ids: Sequence[Sequence[int]],
+        top_probs: Sequence[Sequence[float]],
+    ) -> None:
+        """`observe_branch` for all nodes of a draft at once: row j is the prediction after contexts[j]."""
+        rows = [_row(ids, probs) for ids, probs in zip(top_ids, top_probs, strict=True)]
+        for source in self._guarded:
+            source.observe_branches(contexts, rows)
 
     def draft(self, pending: Sequence[int], limit: int, chain_limit: int) -> Draft:
         """Returns what is likely to follow: at most `limit` nodes, at most `chain_limit` of them in the main chain.
@@ -93,22 +95,18 @@ class Drafter:
         # A full tree tells the next one where it may stop looking; one that stayed small, that it should look further.
         full = len(tree.tokens) >= limit > len(pending)
         self._least = LEAST_OF_LAST * min(tree.probs) if full else 0.0
-        edges = zip(tree.parents, tree.tokens, strict=True)
-        self._drafted = {edge: (node, tree.states[node]) for node, edge in enumerate(edges)}
-        origins = [
-            mixture.origin(tree.states[parent] if parent >= 0 else root, token)
-            for parent, token in zip(tree.parents, tree.tokens, strict=True)
-        ]
-        return Draft(tree.tokens, tree.parents, tree.probs, origins, tree.chain)
+        self._tree = tree
+        return Draft(tree.tokens, tree.parents, tree.probs, self._origins(root, tree), tree.chain)
 
     def origin(self, draft: Draft, node: int) -> Origin:
         """Where the token of a node of the latest draft was copied from. Looked up when asked for: drafting stays quick."""
         source, token, parent = draft.origins[node], draft.tokens[node], draft.parents[node]
-        above = self._root if parent < 0 else self._drafted[draft.parents[parent], draft.tokens[parent]][1]
-        if above is None or (parent, token) not in self._drafted:
+        tree = self._tree
+        if tree is None or self._root is None or tree.tokens is not draft.tokens:
             raise ValueError(
                 "origins are known of the latest draft only, until its verdict: ask before observe()"
             )
+        above = self._root if parent < 0 else tree.states[parent]
         place = self._guarded[source].locate(self._mixture.state(above, source), token)
         return Origin(source) if place is None else Origin(source, *place)
 
@@ -124,13 +122,33 @@ class Drafter:
         """The sources that raised in this request, and what."""
         return {source.name: source.error for source in self._guarded if source.error is not None}
 
+    def _learn(self, tokens: Sequence[int]) -> None:
+        """Scores what was expected in the latest draft by the tokens that came."""
+        state, tree = self._root, self._tree
+        if state is None or tree is None:
+            return
+        node = -1
+        for token in tokens:
+            self._mixture.learn(state, token)
+            node = tree.child(node, token)
+            if node < 0:
+                break
+            state = tree.states[node]
+
+    def _origins(self, root: Node, tree: Tree[Node]) -> list[int]:
+        """The source of each node."""
+        origin, states = self._mixture.origin, tree.states
+        return [
+            origin(states[parent] if parent >= 0 else root, token)
+            for parent, token in zip(tree.parents, tree.tokens, strict=True)
+        ]
+
     def _forget_draft(self) -> None:
-        self._root = None
-        self._drafted = {}
+        self._root = self._tree = None
 
 
 def _row(ids: Sequence[int], probs: Sequence[float]) -> Row:
-    return Row([(token, prob) for token, prob in zip(ids, probs, strict=True) if prob >= LEAST_PROB])
+    return {token: prob for token, prob in zip(ids, probs, strict=True) if prob >= LEAST_PROB}
 
 
 def make_drafter(

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from reader_rag.draft.source import Evidence, Row, Source
+from reader_rag.draft.source import BranchSource, Evidence, Row, Source
 
 log = logging.getLogger("reader_rag")
 
@@ -15,6 +15,7 @@ class GuardedSource:
     def __init__(self, source: Source) -> None:
         self.name = source.name
         self._source = source
+        self._all_branches = source if isinstance(source, BranchSource) else None
         self.error: str | None = None
 
     def observe(self, tokens: Sequence[int], rows: Sequence[Row | None], prompt: bool) -> None:
@@ -25,9 +26,16 @@ class GuardedSource:
                 self._drop(error)
 
     def observe_branch(self, context: Sequence[int], row: Row) -> None:
+        self.observe_branches([context], [row])
+
+    def observe_branches(self, contexts: Sequence[Sequence[int]], rows: Sequence[Row]) -> None:
         if self.error is None:
             try:
-                self._source.observe_branch(context, row)
+                if self._all_branches is not None:
+                    self._all_branches.observe_branches(contexts, rows)
+                else:
+                    for context, row in zip(contexts, rows, strict=True):
+                        self._source.observe_branch(context, row)
             except Exception as error:
                 self._drop(error)
 

@@ -68,9 +68,9 @@ class Mixture:
         # What a draft calls a hundred times, bound once.
         self._advances = [source.advance for source in self.sources]
         self._asked = [
-            (number, source.predict, said, trusts)
-            for number, (source, said, trusts) in enumerate(
-                zip(self.sources, self._said, self._trusts, strict=True)
+            (number, source.predict, said, trusts, learned)
+            for number, (source, said, trusts, learned) in enumerate(
+                zip(self.sources, self._said, self._trusts, self.learned, strict=True)
             )
         ]
 
@@ -101,23 +101,28 @@ class Mixture:
         least = max(LEAST_WEIGHT, LEAST_OF_FLOOR * floor)
         mixed: dict[int, float] = {}
         get = mixed.get
-        rows: dict[Row, float] = {}  # several sources may know the same row: it is spread out once
+        # Several sources may know the same row: it is spread out once.
+        parts: dict[int, float] = {}
+        rows: dict[int, Row] = {}
         for weight, _, _, (_, _, hard, soft) in self._claims(node, floor):
             if weight < least:
                 continue
             for token, share in hard.items():
                 mixed[token] = get(token, 0.0) + weight * share
             for share, row in soft:
-                rows[row] = rows.get(row, 0.0) + weight * share
-        for row, weight in rows.items():
+                name = id(row)
+                rows[name] = row
+                parts[name] = parts.get(name, 0.0) + weight * share
+        for name, weight in parts.items():
             if weight >= least:
-                for token, prob in row.items():
+                for token, prob in rows[name].items():
                     mixed[token] = get(token, 0.0) + weight * prob
-        if self._forbidden:
-            for token in self._forbidden.intersection(mixed):
-                del mixed[token]
-        vocabulary = self._vocabulary
-        best = [(-prob, token) for token, prob in mixed.items() if prob > floor and 0 <= token < vocabulary]
+        forbidden, vocabulary = self._forbidden, self._vocabulary
+        best = [
+            (-prob, token)
+            for token, prob in mixed.items()
+            if prob > floor and 0 <= token < vocabulary and token not in forbidden
+        ]
         best.sort()
         return [(token, -negative) for negative, token in best[:CHILDREN]]
 
@@ -132,7 +137,7 @@ class Mixture:
         node.whole = True
         found: list[tuple[float, int, Evidence]] = []  # (trust, source, evidence)
         states = node.states
-        for number, predict, said, trusts in self._asked:
+        for number, predict, said, trusts, learned in self._asked:
             if rest < floor:
                 node.whole = False
                 break
@@ -149,7 +154,8 @@ class Mixture:
             for piece in evidence:
                 trust = trusts.get(piece[1])
                 if trust is None:
-                    trust = self._trust(number, piece)
+                    upheld, claims = learned.get(piece[1], _NOTHING)
+                    trust = (PRIOR * piece[0] + upheld) / (PRIOR + claims)
                 found.append((trust, number, piece))
                 rest *= 1.0 - trust
         found.sort(key=_BY_TRUST, reverse=True)
@@ -170,11 +176,6 @@ class Mixture:
             alone[number] -= own
             weighed.append((weight + own, trust, number, piece))
         return weighed
-
-    def _trust(self, number: int, evidence: Evidence) -> float:
-        """How far evidence is believed that the fitted table does not know."""
-        upheld, claims = self.learned[number].get(evidence.level, _NOTHING)
-        return (PRIOR * evidence.trust + upheld) / (PRIOR + claims)
 
     def origin(self, node: Node, token: int) -> int:
         """The source that contributed most to `token` after `node`."""

@@ -1,341 +1,30 @@
-"""The `ngrams` source: the target model's own n-gram statistics over all requests of a scope, saved with the model."""
+"""The `ngrams` source: one request's view of the tables that its scope has learned."""
 
-import logging
-import os
-import tempfile
-import zipfile
-import zlib
-from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from functools import lru_cache
-from pathlib import Path
-from threading import Lock
-from typing import Any, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
+from reader_rag.draft.ngram_table import LATEST, Entry, Keys, NgramTable, keys_of, longer
 from reader_rag.draft.source import Evidence, Row
 
-T = TypeVar("T")
+__all__ = ["LATEST", "NgramSource", "NgramTable"]
 
-log = logging.getLogger("reader_rag")
-
-ORDERS = 4  # contexts of 1 to 4 tokens
 BRANCH_ORDERS = 2  # a branch was not committed: only its last tokens are worth learning from
 TRUST = (0.0, 0.50, 0.75, 0.88, 0.93)  # by order, for contexts that were seen very often
 DOUBT = 0.5  # a context seen n times keeps n / (n + DOUBT) of that
-LATEST = 4  # predictions kept per context
 FROZEN = 100  # added to the levels of the frozen table: its reliability is its own
-TURNS = 32  # contexts that one eviction may spare before it must drop one
-FORMAT = 1
-
-# What CPython takes, rounded up: a test compares the sum with tracemalloc.
-_ENTRY_BYTES = 300
-_ROW_BYTES = 480
-_FOLLOWER_BYTES = 60
-
-# (sightings, latest predictions); never changed in place, so reading needs no lock
-Entry = tuple[float, tuple[Row, ...]]
-Keys = tuple[int, ...]
-"""A tail's last 1 to ORDERS tokens as one exact integer per order: 32 bits a token, the oldest token highest."""
-Stamp = tuple[int, int, int]
-
-
-def _longer(keys: Keys, token: int) -> Keys:
-    """The keys of the tail with one more token."""
-    if len(keys) < ORDERS:
-        return (token, *[key << 32 | token for key in keys])
-    one, two, three, _ = keys
-    return token, one << 32 | token, two << 32 | token, three << 32 | token
-
-
-def _keys(context: Sequence[int]) -> Keys:
-    keys: Keys = ()
-    for token in context[-ORDERS:]:
-        keys = _longer(keys, token)
-    return keys
-
-
-def _row_bytes(row: Row) -> int:
-    return _ROW_BYTES + _FOLLOWER_BYTES * len(row)
-
-
-class NgramTable:
-    """The latest predictions after every context of 1 to 4 tokens, for one model and one scope; shared by its requests.
-
-    At most `limit` bytes: the context that was added longest ago goes first, but one that was seen again meanwhile
-    stays for another turn with half its sightings (the clock rule).
-    """
-
-    def __init__(self, limit: int = 64 << 20) -> None:
-        self.limit = limit
-        self._tables: tuple[dict[int, Entry], ...] = tuple({} for _ in range(ORDERS))
-        self._turns: tuple[deque[int], ...] = tuple(deque() for _ in range(ORDERS))
-        self._holders: dict[Row, int] = {}  # a row is shared by all contexts that end at its position
-        self._bytes = 0
-        self._lock = Lock()
-        self._saved: Stamp | None = None  # the file that this table was loaded from or saved to
-
-    def __len__(self) -> int:
-        return sum(map(len, self._tables))
-
-    @property
-    def nbytes(self) -> int:
-        """Estimated memory of all entries."""
-        return self._bytes
-
-    def add(self, contexts: Sequence[Sequence[int]], rows: Sequence[Row], orders: int = ORDERS) -> None:
-        """Learns that after the last tokens of contexts[j] the model expected rows[j]."""
-        self.learn([_keys(context)[:orders] for context in contexts], rows)
-
-    def learn(self, contexts: Sequence[Keys], rows: Sequence[Row]) -> None:
-        """`add` for contexts that are keys already: of as many orders as there are keys."""
-        with self._lock:
-            for keys, row in zip(contexts, rows, strict=True):
-                if row:
-                    self._add(keys, row)
-            while self._bytes > self.limit and self._evict():
-                pass
-
-    def _add(self, keys: Keys, row: Row) -> None:
-        fresh: Entry = (1.0, (row,))  # one object for all orders that see their context for the first time
-        for key, table, turns in zip(keys, self._tables, self._turns, strict=False):
-            entry = table.get(key)
-            if entry is None:
-                table[key] = fresh
-                turns.append(key)
-                self._bytes += _ENTRY_BYTES
-                continue
-            seen, rows = entry
-            if len(rows) == LATEST:
-                self._release(rows[-1])
-                rows = rows[:-1]
-            table[key] = seen + 1.0, (row, *rows)
-        self._hold(row, len(keys))
-
-    def _hold(self, row: Row, times: int) -> None:
-        holders = self._holders.get(row)
-        if holders is None:
-            self._bytes += _row_bytes(row)
-            self._holders[row] = times
-        else:
-            self._holders[row] = holders + times
-
-    def _release(self, row: Row) -> None:
-        holders = self._holders[row] - 1
-        if holders:
-            self._holders[row] = holders
-        else:
-            del self._holders[row]
-            self._bytes -= _row_bytes(row)
-
-    def _evict(self) -> bool:
-        """Drops one context, of the order that holds most; False where nothing is left."""
-        sizes = [len(turns) for turns in self._turns]
-        order = sizes.index(max(sizes))
-        table, turns = self._tables[order], self._turns[order]
-        for turn in range(TURNS if turns else 0):
-            key = turns.popleft()
-            seen, rows = table[key]
-            if seen >= 2.0 and turn < TURNS - 1:
-                table[key] = seen / 2.0, rows
-                turns.append(key)
-                continue
-            del table[key]
-            self._bytes -= _ENTRY_BYTES
-            for row in rows:
-                self._release(row)
-            return True
-        return False
-
-    def lookup(self, context: Sequence[int]) -> list[tuple[int, float, tuple[Row, ...]]]:
-        """(order, sightings, latest predictions) of the known suffixes of `context`, the longest first."""
-        return self.known(_keys(context))
-
-    def known(self, keys: Keys) -> list[tuple[int, float, tuple[Row, ...]]]:
-        """`lookup` by keys."""
-        found = []
-        for order in range(len(keys), 0, -1):
-            entry = self._tables[order - 1].get(keys[order - 1])
-            if entry is not None:
-                found.append((order, *entry))
-        return found
-
-    def copy(self) -> "NgramTable":
-        """A table that knows the same; what either learns from now on, the other does not."""
-        twin = NgramTable(self.limit)
-        with self._lock:
-            twin._tables = tuple(table.copy() for table in self._tables)
-            twin._turns = tuple(turns.copy() for turns in self._turns)
-            twin._holders = self._holders.copy()
-            twin._bytes, twin._saved = self._bytes, self._saved
-        return twin
-
-    def merge(self, other: "NgramTable") -> None:
-        """Takes in what another table learned: its contexts count as older than all of this one's own.
-
-        Where both know a context, the sightings are the larger of the two, because both may have begun as one table.
-        """
-        with self._lock:
-            for table, turns, theirs in zip(self._tables, self._turns, other._tables, strict=True):
-                for context in reversed(list(theirs)):
-                    seen, rows = theirs[context]
-                    own = table.get(context)
-                    if own is None:
-                        table[context] = seen, rows
-                        turns.appendleft(context)
-                        self._bytes += _ENTRY_BYTES
-                        fresh = rows
-                    else:
-                        fresh = tuple(row for row in rows if row not in own[1])[: LATEST - len(own[1])]
-                        table[context] = max(seen, own[0]), own[1] + fresh
-                    for row in fresh:
-                        self._hold(row, 1)
-            while self._bytes > self.limit and self._evict():
-                pass
-
-    def save(self, path: str | os.PathLike[str], key: str) -> None:
-        """Writes the table to `path` (.npz, no pickle), whole or not at all; `key` names the model it belongs to.
-
-        What another process has saved there since this table was loaded is merged in first.
-        """
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _only_saver(path.parent):
-            if _stamp(path) not in (None, self._saved):
-                self.merge(NgramTable.load(path, key, self.limit))
-            self._write(path, key)
-            self._saved = _stamp(path)
-
-    def _write(self, path: Path, key: str) -> None:
-        with self._lock:
-            copies = [[(context, *table[context]) for context in turns] for table, turns in self._queues()]
-        numbers: dict[Row, int] = {}
-        arrays: dict[str, Any] = {"format": np.int64(FORMAT), "key": np.array(key)}
-        for order, entries in enumerate(copies, start=1):
-            packed = b"".join(context.to_bytes(4 * order, "big") for context, _, _ in entries)
-            arrays[f"contexts{order}"] = np.frombuffer(packed, ">i4").reshape(-1, order).astype(np.int32)
-            arrays[f"seen{order}"] = np.array([seen for _, seen, _ in entries], np.float32)
-            arrays[f"kept{order}"] = np.array([len(rows) for _, _, rows in entries], np.int32)
-            flat = [numbers.setdefault(row, len(numbers)) for _, _, rows in entries for row in rows]
-            arrays[f"rows{order}"] = np.array(flat, np.int32)
-        arrays["lengths"] = np.array([len(row) for row in numbers], np.int32)
-        arrays["tokens"] = np.array([token for row in numbers for token in row], np.int32)
-        arrays["probs"] = np.array([prob for row in numbers for prob in row.values()], np.float32)
-
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                np.savez_compressed(file, **arrays)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(name, path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str], key: str, limit: int = 64 << 20) -> "NgramTable":
-        """Reads what `save` wrote; empty where there is no file, or one of another model or format.
-
-        A damaged file is renamed to *.bad, with a warning: a cache must never stop a reader from starting.
-        """
-        path = Path(path)
-        stamp = _stamp(path)
-        if stamp is None:
-            return cls(limit)
-        try:
-            with np.load(path, allow_pickle=False) as arrays:
-                if int(arrays["format"]) != FORMAT or str(arrays["key"]) != key:
-                    log.warning("n-grams in %s belong to another model or version: starting empty", path)
-                    return cls(limit)
-                table = cls._restore({name: arrays[name] for name in arrays.files}, limit)
-                table._saved = stamp
-                return table
-        except (OSError, ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            aside = path.with_name(path.name + ".bad")
-            log.warning(
-                "n-grams in %s cannot be read (%s): starting empty, file kept as %s", path, error, aside.name
-            )
-            with suppress(
-                OSError
-            ):  # an unwritable folder: the file stays where it is, and save() will say so
-                os.replace(path, aside)
-            return cls(limit)
-
-    @classmethod
-    def _restore(cls, arrays: dict[str, NDArray[Any]], limit: int) -> "NgramTable":
-        self = cls(limit)
-        tokens, probs = arrays["tokens"].tolist(), arrays["probs"].tolist()
-        rows = [
-            Row(pairs) for pairs in _cut(list(zip(tokens, probs, strict=True)), arrays["lengths"].tolist())
-        ]
-        for order, (table, turns) in enumerate(self._queues(), start=1):
-            contexts = [_keys(context)[-1] for context in arrays[f"contexts{order}"].tolist()]
-            kept = _cut(
-                [rows[number] for number in arrays[f"rows{order}"].tolist()], arrays[f"kept{order}"].tolist()
-            )
-            for context, seen, latest in zip(contexts, arrays[f"seen{order}"].tolist(), kept, strict=True):
-                table[context] = seen, tuple(latest)
-                turns.append(context)
-                self._bytes += _ENTRY_BYTES
-                for row in latest:
-                    self._hold(row, 1)
-        while self._bytes > self.limit and self._evict():
-            pass
-        return self
-
-    def _queues(self) -> list[tuple[dict[int, Entry], deque[int]]]:
-        """Table and eviction queue of each order: the queue holds exactly the table's contexts."""
-        return list(zip(self._tables, self._turns, strict=True))
-
-
-def _stamp(path: Path) -> Stamp | None:
-    """Tells one saved file from the next; None where there is none."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns, status.st_size
-
-
-@contextmanager
-def _only_saver(folder: Path) -> Iterator[None]:
-    """Keeps other processes from saving into `folder` meanwhile, where the system can lock a folder."""
-    try:
-        import fcntl
-    except ImportError:  # Windows: two processes that save at once keep the last one's table
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
-
-
-def _cut(items: Sequence[T], lengths: Sequence[int]) -> list[Sequence[T]]:
-    """Consecutive pieces of the given lengths, which must use up all items."""
-    pieces = []
-    start = 0
-    for length in lengths:
-        pieces.append(items[start : start + length])
-        start += length
-    if start != len(items):
-        raise ValueError(f"{len(items)} items, but lengths that sum to {start}")
-    return pieces
 
 
 class NgramSource:
-    """One request's view of a NgramTable: its state is the keys of the tail."""
+    """One request's view of a NgramTable, and of a frozen one beside it; its state is the keys of the tail."""
 
     name = "ngrams"
 
     def __init__(self, table: NgramTable, frozen: NgramTable | None = None) -> None:
-        self._table, self._frozen = table, frozen
+        self._table = table
+        # (tables by order, what is added to their levels)
+        self._read = [
+            (({}, *known.tables), base) for known, base in ((table, 0), (frozen, FROZEN)) if known is not None
+        ]
         self._tail: Keys = ()
 
     def observe(self, tokens: Sequence[int], rows: Sequence[Row | None], prompt: bool) -> None:
@@ -355,44 +44,51 @@ class NgramSource:
             if tail and not prompt and (not row or token != max(row, key=row.__getitem__)):
                 contexts.append(tail)  # a draw, or an answer that came without predictions
                 known.append(_hard(token))
-            tail = _longer(tail, token)
+            tail = longer(tail, token)
         self._tail = tail
         block = 64  # keeps the table's lock short
         for start in range(0, len(known), block):
             self._table.learn(contexts[start : start + block], known[start : start + block])
 
     def observe_branch(self, context: Sequence[int], row: Row) -> None:
-        keys = self._tail
-        for token in context[-BRANCH_ORDERS:]:
-            keys = _longer(keys, token)
-        self._table.learn([keys[:BRANCH_ORDERS]], [row])
+        self.observe_branches([context], [row])
+
+    def observe_branches(self, contexts: Sequence[Sequence[int]], rows: Sequence[Row]) -> None:
+        tail = self._tail[:BRANCH_ORDERS]
+        last = tail[:1]
+        branches = [
+            keys_of((*last, *context[-BRANCH_ORDERS:]))[:BRANCH_ORDERS] if context else tail
+            for context in contexts
+        ]
+        self._table.learn(branches, rows)
 
     def root(self) -> Keys:
         return self._tail
 
     def advance(self, state: Keys, token: int) -> Keys:
-        return _longer(state, token)
+        return longer(state, token)
 
     def predict(self, state: Keys) -> list[Evidence]:
-        found = _evidence(self._table, state, 0)
-        if self._frozen is not None:
-            found += _evidence(self._frozen, state, FROZEN)
+        found: list[Evidence] = []
+        for tables, base in self._read:
+            for order in range(len(state), 0, -1):
+                entry = tables[order].get(state[order - 1])
+                if entry is not None:
+                    found.append(_evidence(order, entry, base))
         return found
 
 
-def _evidence(table: NgramTable, state: Keys, base: int) -> list[Evidence]:
-    found = []
-    for order, seen, rows in table.known(state):
-        share = 1.0 / len(rows)
-        trust = TRUST[order] * seen / (seen + DOUBT)
-        found.append(Evidence(trust, base + _level(order, seen), {}, [(share, row) for row in rows]))
-    return found
+def _evidence(order: int, entry: Entry, base: int) -> Evidence:
+    seen, rows = entry
+    share = 1.0 / len(rows)
+    trust = TRUST[order] * seen / (seen + DOUBT)
+    return Evidence(trust, base + _level(order, seen), {}, [(share, row) for row in rows])
 
 
 @lru_cache(maxsize=1 << 14)
 def _hard(token: int) -> Row:
     """One row per token: tables count a shared row's memory once."""
-    return Row({token: 1.0})
+    return {token: 1.0}
 
 
 def _level(order: int, seen: float) -> int:

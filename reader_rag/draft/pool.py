@@ -4,6 +4,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from threading import Lock
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from reader_rag.draft.source import Array
 
 Sequences = tuple[tuple[int, ...], ...]
 
+END = -1  # stands behind the last token of every sequence; no token is negative, so nothing follows it
 PLACES = 16  # latest places kept per pair of tokens
 POSITION_BITS = 32
 POSITION = (1 << POSITION_BITS) - 1
@@ -24,6 +26,7 @@ class ChunkIndex:
     """What follows every pair of neighbouring tokens, sequence by sequence; equal sequences are stored once.
 
     A place is one integer, number of the sequence << POSITION_BITS | position, so it cannot point across two chunks.
+    Sequences come with END behind them.
     Everything found is an immutable tuple that is replaced, never changed: reading needs no lock.
     """
 
@@ -45,7 +48,7 @@ class ChunkIndex:
         self.nbytes += _bytes_of(tokens)
         places = self._places
         first = number << POSITION_BITS
-        for position in range(2, len(tokens)):
+        for position in range(2, len(tokens) - 1):
             pair = tokens[position - 2], tokens[position - 1]
             places[pair] = (first + position, *places.get(pair, ())[: PLACES - 1])
 
@@ -68,11 +71,13 @@ class ChunkIndex:
         """The places of what follows `token` after `before`, the latest first."""
         return self._places.get((before, token), ())
 
-    def token(self, place: int) -> int | None:
-        """The token at `place`; None behind the end of its chunk, or when the chunk has gone."""
-        tokens = self.sequences.get(place >> POSITION_BITS)
-        position = place & POSITION
-        return tokens[position] if tokens is not None and position < len(tokens) else None
+    def after(self, places: Iterable[int]) -> list[int]:
+        """The token at each place; END behind the end of its chunk, or when the chunk has gone."""
+        sequences = self.sequences
+        try:
+            return [sequences[place >> POSITION_BITS][place & POSITION] for place in places]
+        except KeyError:  # a chunk has gone
+            return [sequences.get(place >> POSITION_BITS, _GONE)[place & POSITION] for place in places]
 
     @staticmethod
     def split(place: int) -> tuple[int, int]:
@@ -129,13 +134,25 @@ class ChunkPool:
             self.index.discard(tokens)
 
 
+class _Gone(tuple[int, ...]):
+    """A sequence without tokens."""
+
+    __slots__ = ()
+
+    def __getitem__(self, position: Any) -> Any:
+        return END
+
+
+_GONE = _Gone()
+
+
 def as_sequences(arrays: Iterable[Array]) -> Sequences:
-    """The distinct token sequences that are long enough to draft from: a pair, and what follows it."""
+    """The distinct token sequences that are long enough to draft from (a pair, and what follows it), END behind each."""
     distinct: dict[tuple[int, ...], None] = {}
     for array in arrays:
         tokens = tuple(array.tolist()) if isinstance(array, np.ndarray) else tuple(map(int, array))
         if len(tokens) > 2:
-            distinct[tokens] = None
+            distinct[(*tokens, END)] = None
     return tuple(distinct)
 
 

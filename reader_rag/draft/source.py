@@ -10,14 +10,12 @@ Array = Sequence[int] | NDArray[np.integer[Any]]
 """Token ids, however they come."""
 
 
-class Row(dict[int, float]):
-    """The model's own prediction at one position: its likeliest next tokens and their probabilities.
+Row = dict[int, float]
+"""The model's own prediction at one position: its likeliest next tokens and their probabilities.
 
-    Rows are never changed, and are hashed by identity: several sources remember the same position.
-    """
-
-    __slots__ = ()
-    __hash__ = object.__hash__  # type: ignore[assignment]
+Rows are never changed, and told apart by identity: several sources remember the same position. A plain dict of numbers, because
+the garbage collector leaves it alone; a scope holds hundreds of thousands.
+"""
 
 
 class Evidence(NamedTuple):
@@ -62,6 +60,14 @@ class Source(Protocol):
 
     def predict(self, state: Any) -> list[Evidence]:
         """The evidence for what follows, the most trusted first; empty where the source knows nothing."""
+
+
+@runtime_checkable
+class BranchSource(Protocol):
+    """A source that takes all branches of a pass at once; others are told of them one by one."""
+
+    def observe_branches(self, contexts: Sequence[Sequence[int]], rows: Sequence[Row]) -> None:
+        """`observe_branch` for contexts[j] and rows[j], in turn."""
 
 
 @runtime_checkable

@@ -42,6 +42,13 @@ class Tree(Generic[State]):
     states: list[State]
     chain: int
 
+    def child(self, node: int, token: int) -> int:
+        """The node that goes on with `token` after `node`; -1 where there is none."""
+        for child, parent in enumerate(self.parents):
+            if parent == node and self.tokens[child] == token:
+                return child
+        return -1
+
 
 def grow(
     root: State,

@@ -96,6 +96,15 @@ class RuleDrafter:
     def observe_branch(self, context: Sequence[int], top_ids: list[int], top_probs: list[float]) -> None:
         self._rule.observe_branch(context, top_ids)
 
+    def observe_branches(
+        self,
+        contexts: Sequence[Sequence[int]],
+        top_ids: Sequence[Sequence[int]],
+        top_probs: Sequence[Sequence[float]],
+    ) -> None:
+        for context, ids in zip(contexts, top_ids, strict=True):
+            self._rule.observe_branch(context, ids)
+
     def draft(self, pending: Sequence[int], limit: int, chain_limit: int) -> Draft:
         """`pending`, and what the rule proposes after it, laid out as the engine wants it: the preferred path first."""
         pending = pending[: max(limit, 0)]

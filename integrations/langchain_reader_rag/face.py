@@ -134,6 +134,23 @@ class ReaderFace(BaseLanguageModel[Any]):
         self._add_version("reader-rag", __version__)
         return self
 
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """A face with options of its own over the same model: what is alive in memory is shared, never copied."""
+        alive = (self.model, self.tokenizer, self.reader, self._live, self.processors, self.constraint)
+        return super().__deepcopy__({**(memo or {}), **{id(one): one for one in alive}})
+
+    def __getstate__(self) -> dict[Any, Any]:
+        """What pickle writes: the options, never the model, which the other process loads by its name."""
+        by_name = all(one is None or isinstance(one, str | Path) for one in (self.model, self.tokenizer))
+        if not by_name or not (self.reader is None or isinstance(self.reader, ReaderFace)):
+            raise TypeError(
+                f"{type(self).__name__} was given a live model, which cannot be pickled: give model= as a hub id or a "
+                "path, and the other process loads it"
+            )
+        state = super().__getstate__()
+        private = {**(state["__pydantic_private__"] or {}), "_live": None}
+        return {**state, "__pydantic_private__": private}
+
     def load(self) -> "reader_rag.Reader":
         """The live Reader behind this face; the first call loads it."""
         if self._live is None:
@@ -209,7 +226,7 @@ class ReaderFace(BaseLanguageModel[Any]):
     def _loading(self) -> dict[str, Any]:
         """The loading options that differ from their defaults: equal ones must share one Reader."""
         known = type(self).model_fields
-        return {n: getattr(self, n) for n in LOADING if getattr(self, n) is not known[n].default}
+        return {n: getattr(self, n) for n in LOADING if getattr(self, n) != known[n].default}
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         params = LangSmithParams(

@@ -46,7 +46,7 @@ class Reader:
     """A local model that answers with lookups verified in fixed-shape passes: same text, fewer passes.
 
     Make one with `Reader.load` (or `Reader.shared`, one per process and model). `generate` returns an Answer, `stream` yields Steps.
-    Threads may share a Reader: their requests share passes. The text is a pure function of model, dtype, device, rows, width,
+    Threads may share a Reader: their requests share passes. The text is a pure function of model, dtype, device, width (and rows),
     prompt, sampling and seed; drafts, sources and neighbours cannot change it (docs/losslessness.md).
 
     >>> reader = Reader.load("Qwen/Qwen2.5-7B-Instruct")                             # doctest: +SKIP

@@ -1,10 +1,10 @@
 """Fixed-shape passes: every forward pass is a function of absolute position only (docs/losslessness.md, rules 1 and 2).
 
-Decoding passes are always [rows * width], prefill chunks always [chunk] at positions that are multiples of `chunk`, but for a prompt's
-last one, whose shape depends on the prompt's length alone; the keys that a token sees depend only on the bucket of its row's first
-position. No other shape ever reaches the model in exact mode, so a kernel
-that rounds the same way for the same shape gives the same bits for the same token, whatever was drafted around it and whatever its
-neighbours do. `decode_free` is the pass of throughput mode, which takes as many tokens as it is given.
+Decoding passes are always [rows * width], or [live rows * width] where kernels were seen not to care; prefill chunks always
+[chunk] at positions that are multiples of `chunk`, but for a prompt's last one, whose shape depends on the prompt's length alone;
+the keys that a token sees depend only on the bucket of its row's first position. No other shape ever reaches the model in exact mode,
+so a kernel that rounds the same way for the same shape gives the same bits for the same token, whatever was drafted around it and
+whatever its neighbours do. `decode_free` is the pass of throughput mode, which takes as many tokens as it is given.
 """
 
 from __future__ import annotations
@@ -104,6 +104,8 @@ class FixedForward:
         self.dtype: torch.dtype = own or next(p.dtype for p in model.parameters() if p.is_floating_point())
         self.slot_bytes = self._layers * _kv_size(text) * self.dtype.itemsize
         self.recorded: Recorded | None = None
+        self.idle_rows = True
+        """Whether `decode` also computes the rows that no job is in; False where `selfcheck.idle_rows_matter` says that they do not."""
         self._cache = PassCache(self._layers)
         self._idle = self.new_arena()
 
@@ -153,7 +155,7 @@ class FixedForward:
         done = None if self.recorded is None else self.recorded.decode(jobs)
         if done is not None:
             return done
-        idle = [Job(self._idle, 0, (0,), ())] * (self.rows - len(jobs))
+        idle = [Job(self._idle, 0, (0,), ())] * (self.rows - len(jobs) if self.idle_rows else 0)
         blocks = [self._block(job, self.width) for job in (*jobs, *idle)]
         logits = self._call(self.model, blocks, keep=0)
         return [logits[row * self.width : row * self.width + len(job.tokens)] for row, job in enumerate(jobs)]

@@ -17,6 +17,7 @@ The caller's model is never changed: `packed_copy` returns a twin that shares ev
 from __future__ import annotations
 
 import copy
+import functools
 import time
 from collections.abc import Sequence
 
@@ -27,6 +28,8 @@ _PACK = "_reorder_linear_weight"
 _APPLY = "_linear_pointwise"
 HALF_ERROR = 2.0**-25
 """What float16 may round off a weight: half of its smallest step, far under the rounding of a float32 sum."""
+EVEN_ROWS = 12
+"""Rows of a float16 product that are all rounded in one way: full strips of FBGEMM's."""
 
 
 class PackedLinear(nn.Module):
@@ -63,13 +66,33 @@ class HalfLinear(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         flat = inputs.reshape(-1, self.in_features).float()
-        out: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(flat, self.packed)
+        count = flat.shape[0]
+        if (padding := even_rows(count) - count) > 0:
+            flat = nn.functional.pad(flat, (0, 0, 0, padding))
+        out: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(flat, self.packed)[:count]
         return out.view(*inputs.shape[:-1], self.out_features).to(inputs.dtype)
 
     @staticmethod
     def arithmetic(dtype: torch.dtype) -> torch.dtype:
         """What the product takes and gives without conversion: float32, whatever the model's dtype."""
         return torch.float32
+
+
+@functools.cache
+def even_rows(rows: int) -> int:
+    """The fewest rows, of `rows` and more, whose float16 product rounds every row in the same way, as that of EVEN_ROWS does.
+
+    FBGEMM cuts a product into strips of rows, and its strips of one and two rows sum in another order than those of three to six. Which
+    counts leave such a strip over is tried out, on a small matrix of which all rows are equal; `rows` where nothing is even.
+    """
+    weights, like = torch.randn(64, 256, generator=torch.Generator().manual_seed(7)).split([63, 1])
+    packed = torch.ops.quantized.linear_prepack_fp16(weights, None)
+    wanted = torch.ops.quantized.linear_dynamic_fp16(like.repeat(EVEN_ROWS, 1), packed)[0]
+    for count in range(rows, rows + EVEN_ROWS):
+        out = torch.ops.quantized.linear_dynamic_fp16(like.repeat(count, 1), packed)
+        if bool((out == wanted).all()):
+            return count
+    return rows
 
 
 FORMS: dict[str, type[PackedLinear] | type[HalfLinear]] = {"packed": PackedLinear, "half": HalfLinear}

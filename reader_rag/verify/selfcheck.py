@@ -1,4 +1,5 @@
-"""The load-time self-checks: is this model, on this device, fit for canonical execution, and do recorded passes replay it?"""
+"""The load-time self-checks: is this model, on this device, fit for canonical execution, which rows must be computed for it, and do
+recorded passes replay it?"""
 
 from __future__ import annotations
 
@@ -73,6 +74,33 @@ def why_not_exact(
     if not worst <= LOOSE.get(wanted.dtype, 0.5) * max(scale, 1.0):
         return f"masked passes differ from its ordinary forward pass by {worst:.3g} in logits of size {scale:.3g}"
     return None
+
+
+def idle_rows_matter(forward: FixedForward, vocabulary: int) -> bool:
+    """Whether a row gets other bits when the rows beside it are left out: passes of every number of rows against those of all rows."""
+    rng = random.Random(7)
+    prompt = [rng.randrange(vocabulary) for _ in range(CONTEXT)]
+    first = forward.new_arena()
+    for start in range(0, CONTEXT, forward.chunk):
+        forward.prefill(first, prompt[start : start + forward.chunk], start, want_logits=False)
+    tokens = [rng.randrange(vocabulary) for _ in range(forward.width)]
+    jobs = [
+        Job(first.copy(CONTEXT, CONTEXT), CONTEXT - row % CONTEXT, tokens, range(-1, forward.width - 2))
+        for row in range(forward.rows)
+    ]
+    before = forward.idle_rows
+    try:
+        forward.idle_rows = True
+        wanted = forward.decode(jobs)
+        forward.idle_rows = False
+        for count in range(1, forward.rows):
+            for left in (0, forward.rows - count):
+                got = forward.decode(jobs[left : left + count])
+                if not all(map(torch.equal, got, wanted[left : left + count])):
+                    return True
+    finally:
+        forward.idle_rows = before
+    return False
 
 
 def why_not_recorded(forward: FixedForward, passes: RecordedPasses, vocabulary: int) -> str | None:

@@ -85,8 +85,8 @@ def even_rows(rows: int) -> int:
     FBGEMM cuts a product into strips of rows, and its strips of one and two rows sum in another order than those of three to six. Which
     counts leave such a strip over is tried out, on a small matrix of which all rows are equal; `rows` where nothing is even.
     """
-    weights, like = torch.randn(64, 256, generator=torch.Generator().manual_seed(7)).split([63, 1])
-    packed = torch.ops.quantized.linear_prepack_fp16(weights, None)
+    numbers = torch.randn(64, 256, generator=torch.Generator().manual_seed(7))
+    packed, like = torch.ops.quantized.linear_prepack_fp16(numbers[1:].contiguous(), None), numbers[:1]
     wanted = torch.ops.quantized.linear_dynamic_fp16(like.repeat(EVEN_ROWS, 1), packed)[0]
     for count in range(rows, rows + EVEN_ROWS):
         out = torch.ops.quantized.linear_dynamic_fp16(like.repeat(count, 1), packed)

@@ -7,7 +7,7 @@ import pytest
 
 from reader_rag.draft import make_drafter
 from reader_rag.draft.speculator import Payoff, Speculator, SpeculatorSource, check_vocabulary
-from reader_rag.errors import SettingsError
+from reader_rag.errors import LoadError, SettingsError
 from reader_rag.settings import SOURCES, Drafting
 from tests.conftest import build_tiny_model
 
@@ -109,6 +109,11 @@ def test_another_vocabulary_is_an_error_that_names_the_token(tmp_path: Path, tin
     assert loaded.for_request().name == "speculator"
     with pytest.raises(ValueError, match="another vocabulary"):
         Speculator.load(str(build_tiny_model(tmp_path / "other")), {"a": 0}, cost_ratio=0.3)
+
+
+def test_a_speculator_that_is_not_there_is_an_error_with_the_mend(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match=r"cannot load the speculator .*nowhere.*give a folder on this disk"):
+        Speculator.load(str(tmp_path / "nowhere"), {"a": 0}, cost_ratio=0.3)
 
 
 def test_settings_that_cannot_be_meant(model: Any) -> None:

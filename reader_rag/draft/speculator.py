@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from reader_rag.draft.source import Evidence, Row
 from reader_rag.draft.tree import Draft
+from reader_rag.errors import LoadError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -83,7 +84,9 @@ class Speculator:
         dtype: Any = "auto",
         device: Any = None,
     ) -> Speculator:
-        """Loads a hub id or folder. `vocabulary` is the target's (`tokenizer.get_vocab()`); ValueError for another one.
+        """Loads a hub id or folder. `vocabulary` is the target's (`tokenizer.get_vocab()`).
+
+        Raises LoadError for a model that is not there, ValueError for one of another vocabulary.
 
         dtype and device: as the target's, `reader.dtype` and `reader.device`, is what is fast; left out, the folder's and the CPU.
         """
@@ -93,8 +96,15 @@ class Speculator:
             raise ImportError(
                 "a speculator needs torch and transformers: pip install 'reader-rag'"
             ) from error
-        check_vocabulary(name, AutoTokenizer.from_pretrained(name).get_vocab(), vocabulary)
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype).to(device or "cpu").eval()
+        try:
+            own = AutoTokenizer.from_pretrained(name).get_vocab()
+            check_vocabulary(name, own, vocabulary)
+            model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype).to(device or "cpu").eval()
+        except OSError as error:
+            cause = str(error).strip().partition("\n")[0].rstrip(".")
+            raise LoadError(
+                f"cannot load the speculator {name!r}: {cause}; check the name and the network, or give a folder on this disk"
+            ) from error
         return cls(model, cost_ratio=cost_ratio, depth=depth, branches=branches)
 
     def for_request(self) -> SpeculatorSource:

@@ -101,7 +101,10 @@ def checked_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             raise SettingsError(f"two tools have the name {name!r}; rename one")
         parameters = function.get("parameters") or {"type": "object", "properties": {}}
         if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
-            raise SettingsError(f"the parameters of tool {name!r} are not the JSON schema of an object")
+            raise SettingsError(
+                f"the parameters of tool {name!r} are not the JSON schema of an object; "
+                'give {"type": "object", "properties": {...}}'
+            )
         description = str(function.get("description") or "")
         plain = {"name": name, "description": description, "parameters": dict(parameters)}
         checked[name] = {"type": "function", "function": plain}

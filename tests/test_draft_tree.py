@@ -111,3 +111,9 @@ def test_what_is_left_out_as_too_unlikely_is_exactly_that(seed: int) -> None:
         (), lambda p, _: table.get(p, []), lambda p, token: (*p, token), limit=30, chain_limit=99, least=least
     )
     assert sorted(cut.probs) == [prob for prob in sorted(whole.probs) if prob > least]
+
+
+def test_a_child_is_found_by_its_parent_and_token() -> None:
+    tree: Tree[None] = Tree([5, 6, 5, 6], [-1, 0, 0, -1], [0.5] * 4, [None] * 4, 2)
+    found = {(node, token): tree.child(node, token) for node in (-1, 0, 1) for token in (5, 6)}
+    assert found == {(-1, 5): 0, (-1, 6): 3, (0, 5): 2, (0, 6): 1, (1, 5): -1, (1, 6): -1}

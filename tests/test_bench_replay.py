@@ -74,6 +74,9 @@ class HardOnly:
     def observe_branch(self, context: Sequence[int], top_ids: list[int], top_probs: list[float]) -> None:
         pass
 
+    def observe_branches(self, contexts: Any, top_ids: Any, top_probs: Any) -> None:
+        pass
+
     def draft(self, pending: Sequence[int], limit: int, chain_limit: int) -> Draft:
         return self._drafter.draft(pending, limit, chain_limit)
 

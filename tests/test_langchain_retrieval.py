@@ -63,7 +63,7 @@ async def test_a_retriever_works_async_and_in_a_scope(fake: FakeReader) -> None:
 
 
 def test_a_retriever_refuses_what_it_cannot_use(fake: FakeReader) -> None:
-    for bad, reason in (({"k": 0}, "k"), ({"kk": 1}, "did you mean"), ({"reader": 3}, "live Reader")):
+    for bad, reason in (({"k": 0}, "k"), ({"draftk": 1}, "did you mean"), ({"reader": 3}, "live Reader")):
         with pytest.raises(ValueError, match=reason):
             ReaderRetriever(store=FakeStore(), **bad)
     with pytest.raises(ValueError, match="store must be"):

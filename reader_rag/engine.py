@@ -18,7 +18,15 @@ from reader_rag.verify.attention import use_grouped_attention
 from reader_rag.verify.calibrate import best_rows, best_width, pass_seconds, prompt_evidence_pays, seconds_of
 from reader_rag.verify.forward import FixedForward
 from reader_rag.verify.graphs import CudaRecorder, RecordedPasses, Recorder
-from reader_rag.verify.kernels import fits_half, forms_for, packed_bytes, packed_copy, packing_gains, twin_of
+from reader_rag.verify.kernels import (
+    fits_half,
+    forms_for,
+    has_bfloat16_units,
+    packed_bytes,
+    packed_copy,
+    packing_gains,
+    twin_of,
+)
 from reader_rag.verify.lean import LeanDecoder, is_lean
 from reader_rag.verify.plain import PlainForward
 from reader_rag.verify.selfcheck import idle_rows_matter, why_not_exact, why_not_recorded
@@ -28,13 +36,15 @@ log = logging.getLogger("reader_rag")
 PACKING_PAYS = 1.05
 """Packed weights are kept when they are faster than the generic product by this factor."""
 PACKED_ROWS = 16
-MEASURED_AS = 2
+MEASURED_AS = 3
 """Raised when passes are computed in another way: what was measured before is measured again."""
-CPU_ROWS = 4
-"""Requests that share a pass on a CPU where idle rows cost nothing: four together take little more than half as long as one by one."""
+CPU_ROWS = (4, 2)
+"""Requests that share a pass on a CPU, the first for which idle rows cost nothing: four together take little more than half as long as
+one by one."""
 SPARED_ROWS = 32
 """Most rows for which the load finds out whether idle ones can be left out."""
-CPU_CHUNK, ACCELERATOR_CHUNK = 128, 512
+CPU_CHUNK, QUICK_CPU_CHUNK, ACCELERATOR_CHUNK = 128, 256, 512
+"""Prompt tokens that are read at once. A larger chunk reads a long prompt quicker, and a conversation's next turn re-reads up to one chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +145,12 @@ def _engine(
 def _settle_rows(forward: FixedForward, loaded: Loaded, *, exact: bool, given: bool) -> str | None:
     """Runs the self-check; returns why the model fails it.
 
-    Unless the rows were `given`, a CPU gets CPU_ROWS where the check passes so and, in exact mode, idle ones can be left out.
+    Unless the rows were `given`, a CPU gets the first of CPU_ROWS where the check passes and, in exact mode, idle ones can be left out.
     """
     vocabulary, on_cpu = vocabulary_of(loaded.model), loaded.device.type == "cpu"
     counts = [forward.rows]
     if on_cpu and not given and forward.model is not loaded.model:
-        counts.insert(0, CPU_ROWS)
+        counts[:0] = CPU_ROWS
     reason = None
     for forward.rows in counts:
         forward.idle_rows = True
@@ -189,7 +199,9 @@ def _prompt_evidence(engine: Engine, book: Calibration) -> bool:
 
 
 def _chunk(loaded: Loaded) -> int:
-    return CPU_CHUNK if loaded.device.type == "cpu" else ACCELERATOR_CHUNK
+    if loaded.device.type != "cpu":
+        return ACCELERATOR_CHUNK
+    return QUICK_CPU_CHUNK if loaded.dtype == torch.bfloat16 and has_bfloat16_units() else CPU_CHUNK
 
 
 def _kernels(loaded: Loaded, book: Calibration) -> list[str]:
@@ -225,8 +237,15 @@ def _is_hooked(model: torch.nn.Module) -> bool:
 
 
 def _machine_key(loaded: Loaded, fingerprint: str) -> str:
-    versions = f"{torch.__version__}-{MEASURED_AS}"
-    return f"{fingerprint}-{loaded.dtype}-{loaded.device.type}-{torch.get_num_threads()}-{versions}"
+    """A cache folder may be carried to another machine: what its processor can do is part of the key."""
+    if loaded.device.type == "cuda":
+        machine = torch.cuda.get_device_name(loaded.device)
+    else:
+        units = "-bf16" if has_bfloat16_units() else ""
+        machine = (
+            f"{loaded.device.type}-{torch.backends.cpu.get_cpu_capability()}{units}-{torch.get_num_threads()}"
+        )
+    return f"{fingerprint}-{loaded.dtype}-{machine}-{torch.__version__}-{MEASURED_AS}"
 
 
 class Calibration:

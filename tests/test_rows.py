@@ -85,9 +85,11 @@ def test_a_cpu_takes_several_rows_only_where_a_lone_request_does_not_pay_for_the
     def built(rows=None, exact=True):
         return build_engine(loaded, width=4, rows=rows, exact=exact, cache_dir=tmp_path).forward
 
-    assert (built().rows, built().idle_rows) == (CPU_ROWS, False)
+    assert (built().rows, built().idle_rows) == (CPU_ROWS[0], False)
     assert (built(rows=2).rows, built(rows=2).idle_rows) == (2, False)
-    assert built(exact=False).rows == CPU_ROWS
+    assert built(exact=False).rows == CPU_ROWS[0]
+    monkeypatch.setattr(engines, "idle_rows_matter", lambda forward, vocabulary: forward.rows > CPU_ROWS[1])
+    assert (built().rows, built().idle_rows) == (CPU_ROWS[1], False)
     monkeypatch.setattr(engines, "idle_rows_matter", lambda forward, vocabulary: True)
     assert built().rows == 1
     assert (built(rows=2).rows, built(rows=2).idle_rows) == (2, True)

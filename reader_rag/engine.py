@@ -44,7 +44,7 @@ one by one."""
 SPARED_ROWS = 32
 """Most rows for which the load finds out whether idle ones can be left out."""
 CPU_CHUNK, QUICK_CPU_CHUNK, ACCELERATOR_CHUNK = 128, 256, 512
-"""Prompt tokens that are read at once. A larger chunk reads a long prompt quicker, and a conversation's next turn re-reads up to one chunk."""
+"""Prompt tokens that are read at once: a larger chunk reads a long prompt quicker, but a conversation's next turn re-reads up to one."""
 
 
 @dataclass(frozen=True, slots=True)

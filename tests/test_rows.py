@@ -58,7 +58,7 @@ class Crowded(nn.Module):
 
     def __init__(self, net):
         super().__init__()
-        self.net, self.dtype = net, torch.float32
+        self.net = net
 
     def forward(
         self, input_ids, position_ids, attention_mask, past_key_values, logits_to_keep=0, use_cache=True

@@ -100,8 +100,7 @@ class FixedForward:
             windowed = self.window is not None and getattr(text, "use_sliding_window", True)
             kinds = ["sliding_attention" if windowed else "full_attention"]
         self.layer_kinds = sorted(set(kinds))
-        own = getattr(model, "dtype", None)
-        self.dtype: torch.dtype = own or next(p.dtype for p in model.parameters() if p.is_floating_point())
+        self.dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
         self.slot_bytes = self._layers * _kv_size(text) * self.dtype.itemsize
         self.recorded: Recorded | None = None
         self.idle_rows = True

@@ -7,9 +7,8 @@ half    FBGEMM's float16 weights, widened in registers: half the memory traffic 
         where float16 holds every weight (as it does those of bfloat16 and most quantized checkpoints, see `fits_half`)
 packed  oneDNN's layout, in float32 (exact copies of any weight), or bfloat16 where the CPU multiplies that itself
 
-On CPUs without bfloat16 units the generic bfloat16 product is a scalar loop, so both forms also serve bfloat16 models: weights keep
-their bits, inputs and sums are float32. What lies between two products may stay in float32 too (`arithmetic`); else results are
-rounded to bfloat16 once, which is what a bfloat16 unit does.
+On CPUs without bfloat16 units the generic bfloat16 product is a scalar loop, so both forms also serve bfloat16 models: inputs are
+widened, sums stay in float32, results are rounded to bfloat16 once, which is what a bfloat16 unit does.
 
 The caller's model is never changed: `packed_copy` returns a twin that shares every parameter except the packed ones.
 """
@@ -39,7 +38,7 @@ class PackedLinear(nn.Module):
         super().__init__()
         weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.dtype = self.arithmetic(weight.dtype)
+        self.dtype = weight.dtype if has_bfloat16_units() else torch.float32
         self.packed = getattr(torch.ops.mkldnn, _PACK)(weight.to(self.dtype), rows)
         self.packed_bias = None if bias is None else bias.to(self.dtype)
 
@@ -48,11 +47,6 @@ class PackedLinear(nn.Module):
             inputs.to(self.dtype), self.packed, self.packed_bias, "none", [], ""
         )
         return out.to(inputs.dtype)
-
-    @staticmethod
-    def arithmetic(dtype: torch.dtype) -> torch.dtype:
-        """What the product of weights of `dtype` takes and gives without conversion."""
-        return dtype if has_bfloat16_units() else torch.float32
 
 
 class HalfLinear(nn.Module):
@@ -71,11 +65,6 @@ class HalfLinear(nn.Module):
             flat = nn.functional.pad(flat, (0, 0, 0, padding))
         out: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(flat, self.packed)[:count]
         return out.view(*inputs.shape[:-1], self.out_features).to(inputs.dtype)
-
-    @staticmethod
-    def arithmetic(dtype: torch.dtype) -> torch.dtype:
-        """What the product takes and gives without conversion: float32, whatever the model's dtype."""
-        return torch.float32
 
 
 @functools.cache

@@ -3,9 +3,6 @@
 transformers' layers are some thirty small modules and fifty operators each. Here a layer is one stretch of code over packed weights that
 are joined where they read the same input: query, key and value; gate and up. It computes what the model's own forward computes; the
 self-check at load compares the two on the very model, and the tests do so for every architecture in ARCHITECTURES.
-
-Everything between two products, keys and values too, is of the dtype that the packed product computes in. That of a bfloat16 model on a
-CPU without bfloat16 units is float32: each rounding to bfloat16 would cost time there and accuracy as well.
 """
 
 from __future__ import annotations
@@ -37,16 +34,12 @@ class _Layer:
 
 
 class LeanDecoder(nn.Module):
-    """The forward pass of a causal model over packed weights; takes what `FixedForward` passes, gives an object with `logits`.
-
-    dtype: of activations, keys, values and logits.
-    """
+    """The forward pass of a causal model over packed weights; takes what `FixedForward` passes, gives an object with `logits`."""
 
     def __init__(self, model: Any, rows: int, form: str) -> None:
         super().__init__()
         config, inner = model.config, model.model
         pack = FORMS[form]
-        self.dtype = pack.arithmetic(model.lm_head.weight.dtype)
 
         def joined(*linears: nn.Linear) -> nn.Module:
             return pack(_join(linears), rows)
@@ -54,17 +47,17 @@ class LeanDecoder(nn.Module):
         attention = inner.layers[0].self_attn
         self.embed_tokens, self._rotary = inner.embed_tokens, inner.rotary_emb
         self._head = pack(model.lm_head, rows)
-        self._norm, self._eps = inner.norm.weight.detach().to(self.dtype), inner.norm.variance_epsilon
+        self._norm, self._eps = inner.norm.weight.detach(), inner.norm.variance_epsilon
         self._dim: int = attention.head_dim
         self._heads: int = config.num_attention_heads
         self._kv_heads: int = config.num_key_value_heads
         self._scaling: float = attention.scaling
         self._layers = [
             _Layer(
-                layer.input_layernorm.weight.detach().to(self.dtype),
+                layer.input_layernorm.weight.detach(),
                 joined(layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj),
                 pack(layer.self_attn.o_proj, rows),
-                layer.post_attention_layernorm.weight.detach().to(self.dtype),
+                layer.post_attention_layernorm.weight.detach(),
                 joined(layer.mlp.gate_proj, layer.mlp.up_proj),
                 pack(layer.mlp.down_proj, rows),
             )
@@ -81,7 +74,7 @@ class LeanDecoder(nn.Module):
         use_cache: bool = True,
     ) -> SimpleNamespace:
         """ids and positions [1, n], additive mask as `grouped_attention` takes it -> logits [1, n or logits_to_keep, vocabulary]."""
-        x = self.embed_tokens(input_ids).to(self.dtype)  # [1, n, hidden]
+        x = self.embed_tokens(input_ids)  # [1, n, hidden]
         count, hidden = x.shape[1], x.shape[2]
         cos, sin = (part[:, None] for part in self._rotary(x, position_ids))  # [1, 1, n, dim]
         half = self._dim // 2

@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 from reader_rag.request import PromptEvidence
 from reader_rag.verify.arena import Arena
 
+KEPT_FROM = 128
+"""Tokens from which a prompt is kept (or a chunk, where that is less): a shorter one is soon read again."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kept:
@@ -43,7 +46,7 @@ class PrefixCache:
 
     def put(self, scope: str, tokens: Sequence[int], arena: Arena, evidence: PromptEvidence) -> list[Arena]:
         """Keeps the KV of prefilled `tokens`; returns the arenas that had to leave, for reuse as empty ones."""
-        if len(tokens) < self._chunk or arena.bytes() > self.limit:
+        if len(tokens) < min(KEPT_FROM, self._chunk) or arena.bytes() > self.limit:
             return [arena]
         array = np.array(tokens)
         left = [
